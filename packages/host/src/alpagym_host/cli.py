@@ -1,0 +1,231 @@
+"""The command `alpagym`.
+
+Each command imports what it needs when it runs: `--help` stays fast, and works without torch, Hydra or a simulator.
+Exit codes: 0 done, 1 the run failed, 2 the request is wrong (nothing was made), 128 + n stopped by signal n.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from alpagym_plugins import GROUPS, ConfigError, PluginError
+
+if TYPE_CHECKING:
+    from alpagym_host.run_dir import Command
+    from alpagym_runtime.run_config import RunConfig
+
+app = typer.Typer(
+    name="alpagym",
+    help="Reinforcement learning of driving policies in closed loop.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+scenes = typer.Typer(help="Look at datasets.", no_args_is_help=True)
+app.add_typer(scenes, name="scenes")
+
+_COMMANDS = ("train", "evaluate", "resume", "plugins", "scenes")
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="OVERRIDES",
+        help="group=choice, such as experiment=smoke; key.path=value; ~key.path deletes.",
+        show_default=False,
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved config and make nothing.")]
+Directory = Annotated[
+    Path | None,
+    typer.Option("--directory", help="The run directory itself, in place of a new name below run.root.", metavar="DIR"),
+]
+
+
+def main() -> None:
+    """Entry point of `alpagym` and of `python -m alpagym_host.cli`, which takes overrides without a command too."""
+    arguments = sys.argv[1:]
+    show_traceback = "--traceback" in arguments or os.environ.get("ALPAGYM_TRACEBACK", "0") not in ("", "0")
+    arguments = [argument for argument in arguments if argument != "--traceback"]
+    if not set(arguments) & {*_COMMANDS, "--help"} and any("=" in argument for argument in arguments):
+        arguments.insert(0, "train")
+    try:
+        app(arguments, prog_name="alpagym")
+    except Exception as err:
+        code = _exit_code(err)
+        if code is None or show_traceback:
+            raise
+        print(f"error: {err}", file=sys.stderr)
+        sys.exit(code)
+
+
+def _exit_code(err: Exception) -> int | None:
+    """2 for a wrong request, 1 for a wrong world, None for a wrong program."""
+    from alpagym_runtime.errors import CorruptFileError, SceneError, SimulatorError
+
+    if isinstance(err, (ConfigError, PluginError)):
+        return 2
+    return 1 if isinstance(err, (CorruptFileError, SceneError, SimulatorError, OSError)) else None
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"alpagym {version('alpagym-host')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+    traceback: Annotated[
+        bool, typer.Option("--traceback", help="Show Python's traceback with an error; also ALPAGYM_TRACEBACK=1.")
+    ] = False,
+) -> None:
+    """Options before any command; `main` reads --traceback, wherever it stands."""
+
+
+@app.command()
+def train(overrides: Overrides = None, dry_run: DryRun = False, directory: Directory = None) -> None:
+    """Train a policy and evaluate it."""
+    from alpagym_host.compose import compose
+
+    _start(compose(overrides or []), "train", dry_run, directory)
+
+
+@app.command()
+def evaluate(
+    overrides: Overrides = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(help="Take config and last checkpoint of this run; overrides go on top.", metavar="DIR"),
+    ] = None,
+    dry_run: DryRun = False,
+    directory: Directory = None,
+) -> None:
+    """Evaluate a policy on the scenes of dataset.split."""
+    from alpagym_host.compose import compose
+
+    config = compose(overrides or []) if run is None else _on_top_of(run, overrides or [])
+    _start(config, "evaluate", dry_run, directory)
+
+
+@app.command()
+def resume(run_directory: Annotated[Path, typer.Argument(metavar="RUN_DIR", show_default=False)]) -> None:
+    """Go on with a run that was stopped; its frozen config holds."""
+    from rich.console import Console
+
+    from alpagym_host.launch.local import launch
+    from alpagym_host.progress import print_summary
+    from alpagym_host.run_dir import command_of, open_existing
+    from alpagym_runtime.files import read_json
+    from alpagym_runtime.run_config import load_run_config
+
+    directory = open_existing(run_directory)
+    config = load_run_config(directory)
+    command = command_of(directory)
+    summary = directory / "summary.json"
+    if summary.is_file() and (found := read_json(summary)).get("status") == "completed":
+        print_summary(Console(), found)
+        print(f"already completed; results: {summary}")
+        return
+    raise typer.Exit(launch(config, directory, command, Console()))
+
+
+@app.command()
+def plugins() -> None:
+    """List the installed plugins, and why one does not load."""
+    from alpagym_plugins import entries, load
+
+    rows = [("group", "name", "distribution", "version", "state")]
+    for group in GROUPS:
+        for entry in entries(group):
+            state = "loads"
+            if group == "configs":
+                state = f"YAML in {entry.target}"
+            else:
+                try:
+                    load(group, entry.name)
+                except PluginError as err:
+                    state = str(err).splitlines()[0]
+            rows.append((group, entry.name, entry.distribution, entry.version, state))
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    for row in rows:
+        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]))
+
+
+@scenes.command("list")
+def list_scenes(overrides: Overrides = None) -> None:
+    """Print split, id and family of each scene of the dataset; counts and what was skipped go to stderr."""
+    from collections import Counter
+
+    from alpagym_host.compose import compose
+    from alpagym_runtime.simulators.embedded.dataset import CommonRoad, open_source
+
+    config = compose(overrides or [])
+    if config.simulator.type != "embedded":
+        raise ConfigError(f"{config.simulator.type!r} has scenes of its own; use embedded", key="simulator")
+    source = open_source(config.dataset)
+    chosen = config.dataset.scene_ids
+    splits = {split: source.ids(split) for split in ("train", "val", "test")} if chosen is None else {"chosen": chosen}
+    for split, ids in splits.items():
+        families = Counter[str]()
+        for scene_id in ids:
+            family = source.load(scene_id).family
+            families[family] += 1
+            print(f"{split}\t{scene_id}\t{family}")
+        counts = ", ".join(f"{family} {count}" for family, count in sorted(families.items()))
+        print(f"{split}: {len(ids)} scenes" + (f" ({counts})" if counts else ""), file=sys.stderr)
+    if isinstance(source, CommonRoad):
+        for bad in source.scenes.skipped:
+            print(f"skipped {bad.file}: {bad.reason}", file=sys.stderr)
+
+
+def _start(config: RunConfig, command: Command, dry_run: bool, directory: Path | None) -> None:
+    from alpagym_host.compose import to_yaml
+
+    if dry_run:
+        print(to_yaml(config), end="")
+        return
+    from rich.console import Console
+
+    from alpagym_host import run_dir
+    from alpagym_host.launch.local import launch
+
+    made = run_dir.create(config, command, directory)
+    try:
+        code = launch(config, made, command, Console())
+    except Exception:
+        run_dir.discard(made)
+        raise
+    raise typer.Exit(code)
+
+
+def _on_top_of(run: Path, overrides: list[str]) -> RunConfig:
+    """The frozen config of a run, its last checkpoint, and overrides on top."""
+    from alpagym_host.compose import compose
+    from alpagym_host.run_dir import command_of, open_existing
+    from alpagym_runtime.run_config import load_run_config
+
+    directory = open_existing(run)
+    base = load_run_config(directory)
+    config = compose(overrides, base)
+    own_weights = config.policy.type == base.policy.type and config.checkpoint.path == base.checkpoint.path
+    if own_weights and command_of(directory) == "train":
+        # The step itself, so that the frozen config says which weights were measured.
+        steps = sorted((directory / "checkpoints").glob("step_" + "[0-9]" * 8))
+        if not steps:
+            raise ConfigError(f"{directory} has no checkpoint yet; continue it: alpagym resume {directory}")
+        config.checkpoint.path = str(steps[-1])
+    return config
+
+
+if __name__ == "__main__":
+    main()

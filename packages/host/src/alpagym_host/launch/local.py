@@ -1,0 +1,133 @@
+"""Runs a composed run in this process, and turns signals into an orderly stop.
+
+The first SIGINT or SIGTERM asks the runtime to stop; it writes a checkpoint and the summary so far and returns. A
+second SIGINT interrupts it at once; the last checkpoint then is what `alpagym resume` continues from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from rich.console import Console
+
+from alpagym_host.progress import make_reporter, print_summary
+from alpagym_host.run_dir import Command, locked
+from alpagym_plugins import PluginError
+from alpagym_runtime.run_config import RunConfig
+
+
+class Outcome(Protocol):
+    """What a run leaves besides its files."""
+
+    @property
+    def completed(self) -> bool:
+        """Whether it reached its end; False after a stop."""
+        ...
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """The content of `summary.json`."""
+        ...
+
+
+class Runnable(Protocol):
+    """The part of `alpagym_runtime.trainers.run.Run` that a launcher calls."""
+
+    def train(self) -> Outcome:
+        """Train, or go on from the last checkpoint."""
+        ...
+
+    def evaluate(self) -> Outcome:
+        """Evaluate the policy on the dataset's split."""
+        ...
+
+
+class Stop:
+    """Remembers the signal that asked for a stop."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def __call__(self) -> bool:
+        """Whether a stop was asked for."""
+        return self.signal is not None
+
+
+def launch(
+    config: RunConfig,
+    directory: Path,
+    command: Command,
+    console: Console,
+    make_run: Callable[..., Runnable] | None = None,
+) -> int:
+    """Run in this process until the end or a signal; prints the result and what to do next.
+
+    Args:
+        config: the frozen config of `directory`.
+        directory: a run directory, new or to be continued.
+        command: what to do.
+        console: where progress and the result go.
+        make_run: builds the run, with the arguments of the runtime's `Run`, which is the default.
+
+    Returns:
+        Exit code: 0, or 128 + the signal that stopped it.
+
+    """
+    with locked(directory), _signals(console) as stop:
+        console.print(f"run directory: {directory}", markup=False, highlight=False, soft_wrap=True)
+        try:
+            build = make_run or _runtime()
+            with make_reporter(console) as reporter:
+                run = build(config, directory, reporter=reporter, stop_requested=stop)
+                outcome = run.train() if command == "train" else run.evaluate()
+        except KeyboardInterrupt:
+            _say(console, f"interrupted; to continue from the last checkpoint:\n  alpagym resume {directory}")
+            return 128 + signal.SIGINT
+        except ModuleNotFoundError as err:
+            if err.name != "torch":
+                raise
+            raise PluginError(
+                "this run needs torch, which is not installed: pip install 'alpagym-runtime[torch]'"
+            ) from err
+    print_summary(console, outcome.summary)
+    if not outcome.completed:
+        _say(console, f"stopped before the end; to continue:\n  alpagym resume {directory}")
+        return 128 + (stop.signal or signal.SIGTERM)
+    _say(console, f"results: {directory / 'summary.json'}")
+    if command == "train":
+        _say(console, f"next:\n  alpagym evaluate --run {directory} dataset.split=val")
+    return 0
+
+
+def _runtime() -> Callable[..., Runnable]:
+    from alpagym_runtime.trainers.run import Run
+
+    return Run
+
+
+@contextlib.contextmanager
+def _signals(console: Console) -> Iterator[Stop]:
+    stop = Stop()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if stop() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if not stop():
+            stop.signal = number
+            _say(console, "stopping after the work in hand; Ctrl-C again stops at once")
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

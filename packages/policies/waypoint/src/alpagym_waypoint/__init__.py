@@ -1,0 +1,1 @@
+"""The small driving policy that the default run trains."""

@@ -1,0 +1,184 @@
+"""The waypoint policy: a small network whose mean is acceleration and curvature at eight knots of the plan.
+
+Exploration is over four values only: acceleration and curvature before 1 s and from 1 to 2 s, each shifting its group
+of knots. The controller looks one to two seconds ahead; later or independent noise would only widen the ratio. `act`
+and `score` share one path: the density is a Gaussian around the groups' means, marginal over the noise's correlation in
+time (an approximation for correlated noise, ADR 3).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from alpagym_runtime.policies.unicycle import KNOT_TIMES_S, knots_of_plan, roll_out
+from alpagym_runtime.random import normal
+from alpagym_runtime.types import Decision, Observation, Sampling, Score
+from alpagym_waypoint.config import WaypointConfig
+
+ACCELERATION_UNIT_MPS2 = 3.0
+CURVATURE_UNIT_PM = 0.06
+UNITS = np.array([ACCELERATION_UNIT_MPS2, CURVATURE_UNIT_PM])
+EARLY, NEXT = KNOT_TIMES_S < 1.0, (KNOT_TIMES_S >= 1.0) & (KNOT_TIMES_S <= 2.0)
+
+# Groups [4,16]: mean over the knots of acceleration early and next, curvature early and next (knots flattened [2,8]).
+_GROUP = np.zeros((4, 16), np.float32)
+for _row, (_offset, _knots) in enumerate([(0, EARLY), (0, NEXT), (8, EARLY), (8, NEXT)]):
+    _GROUP[_row, _offset + np.flatnonzero(_knots)] = 1.0 / _knots.sum()
+# Shifts [4,16]: a group's noise moves all of its knots alike.
+_SHIFT = (_GROUP > 0).astype(np.float32)
+
+SMALLEST_BUCKET = 8
+
+
+class Network(nn.Module):
+    """Features to [N,16] knots in units; road users by a shared layer and a maximum, so their order does not matter."""
+
+    def __init__(self, hidden: int, route_points: int) -> None:
+        super().__init__()
+        self.actors = nn.Sequential(nn.Linear(13, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
+        self.ego = nn.Sequential(nn.Linear(7 + 4 * 5 + 3 * route_points, hidden), nn.ReLU())
+        self.trunk = nn.Sequential(nn.Linear(2 * hidden, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
+        self.head = nn.Linear(hidden, 16)
+        with torch.no_grad():
+            # The first plan keeps speed and heading.
+            self.head.weight.mul_(0.05)
+            self.head.bias.zero_()
+
+    def forward(self, ego: Tensor, actors: Tensor, actors_mask: Tensor) -> Tensor:
+        """Ego features [N,F], actors [N,A,13] and their mask [N,A] to knots [N,16]."""
+        each = self.actors(actors)
+        # A masked actor must not reach the maximum whatever it holds: select, do not multiply.
+        each = torch.where(actors_mask[..., None], each, torch.zeros_like(each))
+        return self.head(self.trunk(torch.cat([self.ego(ego), each.amax(dim=1)], dim=-1)))
+
+
+def features(observation: Observation) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.bool_]]:
+    """Scaled network inputs: ego [N,F], actors [N,A,13], mask [N,A]."""
+    dynamics = observation["ego_dynamics_rig"]
+    scaled = dynamics / np.array([10, 10, 10, 3, 3, 3, 0.5], np.float32)
+    history, known = observation["ego_history_rig"][:, -13::3], observation["ego_history_mask"][:, -13::3]
+    past = np.concatenate([history[..., :2] / 10.0, history[..., 6:7] * 4.0, known[..., None]], axis=-1)
+    past = np.where(known[..., None], past, 0.0)
+    route, on = observation["route_rig"], observation["route_mask"]
+    way = np.concatenate([route / np.array([40.0, 10.0], np.float32), on[..., None]], axis=-1)
+    way = np.where(on[..., None], way, 0.0)
+    count = len(dynamics)
+    ego = np.concatenate([scaled, past.reshape(count, -1), way.reshape(count, -1)], axis=1)
+    raw, mask = observation["actors_rig"], observation["actors_mask"]
+    x, y, yaw, vx, vy, length, width = (raw[..., k] for k in range(7))
+    speed = dynamics[:, None, 0]
+    # Relative speed, and where both will be in one and two seconds if nothing changes.
+    near = np.stack(
+        [
+            *(x / 20, y / 5, np.cos(yaw), np.sin(yaw), vx / 10, vy / 5, (vx - speed) / 10, length / 5, width / 2),
+            *((x + (vx - speed)) / 20, (y + vy) / 5, (x + 2 * (vx - speed)) / 20, (y + 2 * vy) / 5),
+        ],
+        axis=-1,
+    )
+    near = np.where(mask[..., None], np.clip(near, -6.0, 6.0), 0.0)
+    return np.clip(ego, -6.0, 6.0).astype(np.float32), near.astype(np.float32), mask
+
+
+def bucket(count: int) -> int:
+    """Rows that a forward of `count` is padded to: 8, 16, 32, …; a row's bits then do not depend on its company."""
+    return max(SMALLEST_BUCKET, 1 << max(count - 1, 0).bit_length())
+
+
+class WaypointPolicy:
+    """See the module's text; implements `alpagym_runtime.types.TrainablePolicy`."""
+
+    def __init__(self, config: WaypointConfig, device: str = "cpu") -> None:
+        self.spec = config.spec()
+        self.version = 0
+        self.device = torch.device(device)
+        state = torch.random.get_rng_state()
+        torch.manual_seed(config.seed)
+        self.module: nn.Module = Network(config.hidden, self.spec.route_points).to(self.device)
+        torch.random.set_rng_state(state)
+        self._std = np.repeat([config.acceleration_std, config.curvature_std], 2).astype(np.float32)
+        self._correlation = config.noise_correlation
+        self._group = torch.from_numpy(_GROUP.T.copy()).to(self.device)
+
+    def act(self, observations: Observation, seeds: NDArray[np.uint64], sampling: Sampling) -> Decision:
+        """Plans [N,64,3]; the four explored values stay in the trace as `action`."""
+        count = len(seeds)
+        knots, means = self._mean(observations)
+        carried = observations["carry_noise"].astype(np.float64)
+        if sampling.mode == "sample":
+            # AR(1) with unit marginal variance; an episode's first noise is white because nothing was carried.
+            rho = np.where(np.any(carried != 0.0, axis=1, keepdims=True), self._correlation, 0.0)
+            noise = (rho * carried + np.sqrt(1.0 - rho * rho) * normal(seeds, 4)).astype(np.float32)
+        else:
+            noise = np.zeros((count, 4), np.float32)
+        shift = noise * (self._std * np.float32(sampling.temperature))
+        action = means + shift
+        values = (knots + shift @ _SHIFT).reshape(count, 2, 8).astype(np.float64) * UNITS[None, :, None]
+        plan = roll_out(values, observations["ego_dynamics_rig"][:, 0].astype(np.float64))
+        with torch.no_grad():
+            log_prob = self._log_prob(torch.from_numpy(action), torch.from_numpy(means), sampling)
+        return Decision(
+            plan_rig=plan,
+            log_prob=log_prob.numpy(),
+            log_prob_mask=np.ones((count, 1), bool),
+            version=np.full(count, self.version, np.int64),
+            trace={"action": action},
+            carry={"noise": noise},
+        )
+
+    def score(self, observations: Observation, decisions: Decision, sampling: Sampling) -> Score:
+        """Log-probability [N,1] of the recorded actions and the distribution's entropy [N]; differentiable."""
+        means = self.forward(observations) @ self._group
+        action = torch.from_numpy(np.asarray(decisions.trace["action"])).to(self.device)
+        log_prob = self._log_prob(action, means, sampling)
+        std = self._std * sampling.temperature
+        entropy = float(np.sum(np.log(std)) + 2.0 * (1.0 + math.log(2.0 * math.pi)))
+        return Score(log_prob, torch.full((len(action),), entropy, device=self.device))
+
+    def load(self, state: Mapping[str, Any], version: int) -> None:
+        """Take new weights; there are no caches."""
+        self.module.load_state_dict(state)
+        self.version = version
+
+    def forward(self, observations: Observation) -> Tensor:
+        """Knots [N,16] in units, differentiable."""
+        ego, actors, mask = features(observations)
+        tensors = (torch.from_numpy(array).to(self.device) for array in (ego, actors, mask))
+        return self.module(*tensors)
+
+    def imitation_loss(self, observations: Observation, target_plan_rig: NDArray[np.float32]) -> Tensor:
+        """[N] squared error of the knots against those of the expert's plans [N,64,3]; later knots count less."""
+        speed = observations["ego_dynamics_rig"][:, 0].astype(np.float64)
+        target = knots_of_plan(target_plan_rig, speed) / UNITS[None, :, None]
+        wanted = torch.from_numpy(np.clip(target, -4.0, 4.0).reshape(len(target), 16).astype(np.float32))
+        weight = torch.from_numpy(np.tile(np.where(KNOT_TIMES_S <= 2.0, 1.0, 0.15), 2).astype(np.float32))
+        error = self.forward(observations) - wanted.to(self.device)
+        return (error * error * weight.to(self.device)).sum(dim=-1)
+
+    def _mean(self, observations: Observation) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Knots [N,16] and the groups' means [N,4], by one padded forward."""
+        ego, actors, mask = features(observations)
+        count = len(ego)
+        padded = bucket(count)
+        arrays = []
+        for array in (ego, actors, mask):
+            full = np.zeros((padded, *array.shape[1:]), array.dtype)
+            full[:count] = array
+            arrays.append(torch.from_numpy(full).to(self.device))
+        with torch.no_grad():
+            knots = self.module(*arrays)
+            means = knots @ self._group
+        return knots[:count].cpu().numpy(), means[:count].cpu().numpy()
+
+    def _log_prob(self, action: Tensor, means: Tensor, sampling: Sampling) -> Tensor:
+        """[N,1] Gaussian log-density of actions around means, with the sampling's temperature."""
+        std = torch.from_numpy(self._std * np.float32(sampling.temperature)).to(means.device)
+        z = (action.to(means.device) - means) / std
+        constant = torch.log(std).sum() + 2.0 * math.log(2.0 * math.pi)
+        return (-0.5 * (z * z).sum(dim=-1) - constant)[:, None]

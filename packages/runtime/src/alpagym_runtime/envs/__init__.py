@@ -1,0 +1,1 @@
+"""Environments: the batch core, Gymnasium environments on it, action types."""

@@ -1,0 +1,48 @@
+"""Gymnasium actions in Box(-1, 1) and what they mean to the simulator."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from alpagym_runtime.errors import ConfigError
+from alpagym_runtime.policies.base import plan_decision
+from alpagym_runtime.policies.unicycle import KNOT_TIMES_S, PLAN_STEPS, roll_out
+from alpagym_runtime.types import Decision
+
+ACTION_SIZES = {"unicycle": 2 * len(KNOT_TIMES_S), "plan": 3 * PLAN_STEPS, "control": 2}
+
+ACCELERATION_SCALE_MPS2 = 6.0
+CURVATURE_SCALE_PM = 0.25
+STEERING_SCALE_RAD = 0.6
+PLAN_SCALE = np.array([100.0, 50.0, np.pi])
+
+
+def check_action_type(action_type: str) -> None:
+    """Raise a ConfigError that lists the types."""
+    if action_type not in ACTION_SIZES:
+        raise ConfigError(f"must be one of {', '.join(ACTION_SIZES)}, got {action_type!r}", key="action_type")
+
+
+def decision_from_actions(action_type: str, actions: NDArray[np.float32], speed_mps: NDArray[np.float64]) -> Decision:
+    """Decisions of N rows.
+
+    Args:
+        action_type: unicycle (2 × 8 values: acceleration × 6 m/s2, curvature × 0.25 1/m at the plan's knots) | plan
+            (64 × 3: x × 100 m, y × 50 m, yaw × pi) | control (acceleration × 6 m/s2, steering × 0.6 rad for one tick).
+        actions: [N,D] in [-1, 1]; values outside are clipped.
+        speed_mps: [N], the present speed.
+
+    """
+    values = np.clip(np.asarray(actions, np.float64), -1.0, 1.0)
+    count = len(values)
+    if action_type == "control":
+        decision = plan_decision(np.zeros((count, PLAN_STEPS, 3)))
+        decision.control = (values * np.array([ACCELERATION_SCALE_MPS2, STEERING_SCALE_RAD])).astype(np.float32)
+        return decision
+    if action_type == "plan":
+        return plan_decision(values.reshape(count, PLAN_STEPS, 3) * PLAN_SCALE)
+    knots = (
+        values.reshape(count, 2, len(KNOT_TIMES_S)) * np.array([ACCELERATION_SCALE_MPS2, CURVATURE_SCALE_PM])[:, None]
+    )
+    return plan_decision(roll_out(knots, speed_mps))

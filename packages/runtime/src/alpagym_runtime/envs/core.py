@@ -1,0 +1,271 @@
+"""The batch core: a simulator plus reward terms, ends and the driving score.
+
+Everything that drives stands on this one object: the collector with many slots, the Gymnasium environment with one.
+It completes observations (privileged labels, carry), pays rewards tick by tick, and ends drives that a term stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from alpagym_runtime.errors import ConfigError, SimulatorError
+from alpagym_runtime.run_config import RewardSection
+from alpagym_runtime.types import (
+    Decision,
+    Ended,
+    Episode,
+    EpisodeRequest,
+    Measures,
+    MeasureSeries,
+    Observation,
+    PolicySpec,
+    RewardTerm,
+    Simulator,
+    TickBatch,
+)
+
+FULL_SCORE_PROGRESS = 0.8
+
+
+def driving_score(measures: Mapping[str, MeasureSeries]) -> float:
+    """In [0, 1]: 0 after an at-fault collision or off-road, else min(progress / 0.8, 1); NaN where undefined."""
+    if "progress" not in measures:
+        return float("nan")
+    for name in ("collision_at_fault_count", "offroad_count"):
+        if name in measures and measures[name].aggregate() > 0.0:
+            return 0.0
+    return min(measures["progress"].aggregate() / FULL_SCORE_PROGRESS, 1.0)
+
+
+@dataclass(frozen=True)
+class ScaledTerm:
+    """A reward term with its weight in the sum."""
+
+    scale: float
+    term: RewardTerm
+
+
+def build_terms(reward: RewardSection, simulator: Simulator) -> dict[str, ScaledTerm]:
+    """The terms of a config; an unknown measure is a ConfigError that names the term."""
+    terms = {}
+    for name, section in reward.terms.items():
+        try:
+            terms[name] = ScaledTerm(section.scale, section.config.build(simulator.spec))
+        except ConfigError as err:
+            raise err.under(f"reward.terms.{name}") from err
+    return terms
+
+
+@dataclass
+class CoreBatch:
+    """A `TickBatch` and what it earned.
+
+    Attributes:
+        tick: rows that wait for a decision or have ended.
+        observation: complete, as `Policy.act` reads it.
+        terms: [n] f64 by term name, scaled, of the tick that just ended (and, for an ended row, the end parts).
+        rewards: [n] f64, the sum of `terms`.
+        episodes: by row index, for ended rows: outcome, measures, score; the arrays are the collector's to add.
+        late_terms: by row index, [T] a term, where the world delivered its measures only at the end.
+
+    """
+
+    tick: TickBatch
+    observation: Observation
+    terms: dict[str, NDArray[np.float64]]
+    rewards: NDArray[np.float64]
+    episodes: dict[int, Episode] = field(default_factory=dict)
+    late_terms: dict[int, dict[str, NDArray[np.float64]]] = field(default_factory=dict)
+
+
+class DrivingCore:
+    """Drives slots of one simulator and scores them; see the module's text."""
+
+    def __init__(self, simulator: Simulator, terms: Mapping[str, ScaledTerm], policy_spec: PolicySpec) -> None:
+        self.simulator = simulator
+        self.spec = simulator.spec
+        self.terms = dict(terms)
+        self._privileged = policy_spec.privileged
+        count = self.spec.slots
+        self._carry = {name: np.zeros((count, *shape), np.float32) for name, shape in policy_spec.carry.items()}
+        self._plan = np.zeros((count, policy_spec.plan_steps, 3), np.float32)
+        # Slots that a term stopped: what their last tick earned, until the simulator hands them back as SCORED.
+        self._stopped: dict[int, dict[str, float]] = {}
+        late = {name for name, when in self.spec.measures.items() if when == "end"}
+        self._late = {name for name, scaled in self.terms.items() if scaled.term.needs & late}
+
+    @property
+    def reward_is_late(self) -> bool:
+        """Whether some term can only be paid at the end of the episode in this world."""
+        return bool(self._late)
+
+    def start(self, slots: NDArray[np.int64], requests: Sequence[EpisodeRequest]) -> None:
+        """Begin episodes; running ones are abandoned."""
+        for name in self._carry:
+            self._carry[name][slots] = 0.0
+        for slot in np.asarray(slots).tolist():
+            self._stopped.pop(slot, None)
+        self.simulator.start(slots, requests)
+
+    def receive(self, min_ready: int, timeout_s: float) -> CoreBatch:
+        """The next rows with their rewards; rows that a term stops come back once, as SCORED."""
+        batch = self.simulator.receive(min_ready, timeout_s)
+        terms = self._pay(batch)
+        running = batch.ended == Ended.RUNNING
+        stop = np.zeros(len(batch), bool)
+        for scaled in self.terms.values():
+            asked = scaled.term.stop(batch) if running.any() else None
+            if asked is not None:
+                stop |= asked & running & (batch.tick > 0)
+        if stop.any():
+            rows = np.flatnonzero(stop)
+            for row in rows:
+                self._stopped[int(batch.slots[row])] = {name: float(values[row]) for name, values in terms.items()}
+            self.simulator.send(
+                batch.slots[rows], _blank_decision(len(rows), self._plan.shape[1]), np.ones(len(rows), bool)
+            )
+            kept = np.flatnonzero(~stop)
+            if not len(kept):
+                return self.receive(min_ready, timeout_s)
+            batch, terms = take_rows(batch, kept), {name: values[kept] for name, values in terms.items()}
+        episodes, late = self._finish(batch, terms)
+        rewards = np.sum(list(terms.values()), axis=0) if terms else np.zeros(len(batch))
+        return CoreBatch(batch, self._complete(batch), terms, rewards, episodes, late)
+
+    def send(self, slots: NDArray[np.int64], decisions: Decision) -> None:
+        """Decide for slots that wait."""
+        for name, store in self._carry.items():
+            store[slots] = decisions.carry[name]
+        self._plan[slots] = decisions.plan_rig
+        self.simulator.send(slots, decisions, np.zeros(len(slots), bool))
+
+    def close(self) -> None:
+        """Close the simulator."""
+        self.simulator.close()
+
+    # ------------------------------------------------------------
+
+    def _complete(self, batch: TickBatch) -> Observation:
+        observation = dict(batch.observation)
+        for name in self._privileged:
+            observation[name] = batch.labels[name]
+            observation[f"{name}_mask"] = batch.labels[f"{name}_mask"]
+        for name, store in self._carry.items():
+            observation[f"carry_{name}"] = store[batch.slots]
+        return observation
+
+    def _pay(self, batch: TickBatch) -> dict[str, NDArray[np.float64]]:
+        """What each term earns for the tick that just ended; 0 at the handover, in warm-up and for failed slots."""
+        driven = (batch.tick > 0) & (batch.ended != Ended.FAILED)
+        plan = self._plan[batch.slots]
+        decisions = _blank_decision(len(batch), plan.shape[1])
+        decisions.plan_rig = plan
+        terms = {}
+        for name, scaled in self.terms.items():
+            if name in self._late or not driven.any():
+                terms[name] = np.zeros(len(batch))
+                continue
+            terms[name] = np.where(driven, scaled.scale * scaled.term.tick(batch, decisions), 0.0)
+        if self._stopped:
+            for row, slot in enumerate(batch.slots.tolist()):
+                if batch.ended[row] == Ended.SCORED and slot in self._stopped:
+                    for name, value in self._stopped.pop(slot).items():
+                        terms[name][row] = value
+        return terms
+
+    def _finish(
+        self, batch: TickBatch, terms: dict[str, NDArray[np.float64]]
+    ) -> tuple[dict[int, Episode], dict[int, dict[str, NDArray[np.float64]]]]:
+        episodes: dict[int, Episode] = {}
+        late: dict[int, dict[str, NDArray[np.float64]]] = {}
+        for row in np.flatnonzero(batch.ended != Ended.RUNNING).tolist():
+            request, measures = batch.requests[row], batch.episode_measures.get(row, {})
+            episode = Episode(request, Ended(int(batch.ended[row])), batch.failure[row], measures, float("nan"), False)
+            episodes[row] = episode
+            if episode.ended == Ended.FAILED:
+                continue
+            episode.driving_score = driving_score(measures)
+            episode.initial_fault = "initial_fault" in measures and measures["initial_fault"].aggregate() > 0.0
+            late[row] = {}
+            for name, scaled in self.terms.items():
+                self._require_delivered(name, scaled.term, episode)
+                if name in self._late:
+                    series = _series_batch(measures, request)
+                    values = scaled.scale * scaled.term.tick(series, None)
+                    late[row][name] = values
+                    terms[name][row] = values.sum()
+                paid = scaled.scale * float(scaled.term.end(episode))
+                terms[name][row] += paid
+                if name in self._late and len(late[row][name]):
+                    late[row][name][-1] += paid
+        return episodes, late
+
+    @staticmethod
+    def _require_delivered(name: str, term: RewardTerm, episode: Episode) -> None:
+        for measure in sorted(term.needs):
+            series = episode.measures.get(measure)
+            if series is None or not series.valid.any():
+                raise SimulatorError(
+                    f"reward term {name!r} needs the measure {measure!r}, which the simulator did not deliver in "
+                    f"scene {episode.request.scene_id!r}; remove the term or the scene",
+                    code="MISSING_MEASURE",
+                    permanent=True,
+                )
+
+
+def _blank_decision(count: int, steps: int) -> Decision:
+    return Decision(
+        np.zeros((count, steps, 3), np.float32),
+        np.zeros((count, 1), np.float32),
+        np.zeros((count, 1), bool),
+        np.zeros(count, np.int64),
+    )
+
+
+def take_rows(batch: TickBatch, rows: NDArray[np.int64]) -> TickBatch:
+    """The given rows of a batch."""
+    place = {int(old): new for new, old in enumerate(rows)}
+    return replace(
+        batch,
+        slots=batch.slots[rows],
+        requests=[batch.requests[row] for row in rows],
+        tick=batch.tick[rows],
+        controls=batch.controls[rows],
+        observation={name: array[rows] for name, array in batch.observation.items()},
+        observation_valid=batch.observation_valid[rows],
+        measures=batch.measures.take(rows),
+        measures_previous=batch.measures_previous.take(rows),
+        labels={name: array[rows] for name, array in batch.labels.items()},
+        ended=batch.ended[rows],
+        failure=[batch.failure[row] for row in rows],
+        episode_measures={place[row]: series for row, series in batch.episode_measures.items() if row in place},
+    )
+
+
+def _series_batch(measures: Mapping[str, MeasureSeries], request: EpisodeRequest) -> TickBatch:
+    """An episode's T ticks as the rows of one batch, so that late rewards run the same code as timely ones."""
+    count = max(len(series.time_us) for series in measures.values()) - 1
+    full = {name: series for name, series in measures.items() if len(series.time_us) == count + 1}
+
+    def side(part: slice) -> Measures:
+        return Measures({k: s.value[part] for k, s in full.items()}, {k: s.valid[part] for k, s in full.items()})
+
+    rows: Any = np.arange(count, dtype=np.int64)
+    return TickBatch(
+        slots=rows,
+        requests=[request] * count,
+        tick=rows + 1,
+        controls=np.ones(count, bool),
+        observation={},
+        observation_valid=np.zeros(count, bool),
+        measures=side(slice(1, None)),
+        measures_previous=side(slice(None, -1)),
+        labels={},
+        ended=np.zeros(count, np.int64),
+        failure=[None] * count,
+    )

@@ -1,0 +1,48 @@
+"""Reward presets by name, for environments that are made without a run config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from alpagym_runtime.errors import ConfigError
+from alpagym_runtime.run_config import RewardSection, reward_from_mapping
+
+PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+    "driving": {
+        "progress": {"type": "progress", "scale": 1.0, "full_at": 0.8},
+        "collision": {"type": "collision", "scale": -1.0},
+        "off_road": {"type": "off_road", "scale": -1.0},
+        "pace": {
+            "type": "measure",
+            "scale": -0.03,
+            "measure": "along_track_error_m",
+            "absolute": True,
+            "dead_band": 3.0,
+            "span": 7.0,
+        },
+    },
+    "distance_to_gt": {"distance_to_gt": {"type": "distance_to_gt", "scale": -0.01}},
+    "metrics": {
+        "progress": {"type": "progress", "scale": 1.0},
+        "collision": {"type": "collision", "scale": -10.0},
+    },
+    "progress_safety": {
+        "progress": {"type": "progress", "scale": 1.0},
+        "collision": {"type": "collision", "scale": -10.0},
+        "off_road": {"type": "off_road", "scale": -5.0},
+        "distance_to_gt": {"type": "distance_to_gt", "scale": -0.01},
+    },
+}
+"""The same values as the host's `conf/reward/*.yaml`; a test keeps them equal."""
+
+
+def reward_section(reward: str | Mapping[str, Any]) -> RewardSection:
+    """A preset's name, or a mapping `name -> {type, scale, …}`, as a validated section."""
+    if isinstance(reward, str):
+        if reward not in PRESETS:
+            raise ConfigError(
+                f"must be one of {', '.join(PRESETS)} or a mapping of terms, got {reward!r}", key="reward"
+            )
+        reward = PRESETS[reward]
+    return reward_from_mapping({"terms": reward})

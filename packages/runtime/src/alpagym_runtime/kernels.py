@@ -1,0 +1,56 @@
+"""`kernel`: numba's compiler with a cache that cannot be stale.
+
+Numba keys a cached function by its own file only, so a changed helper in another file would not reach its callers. Ours
+lie in a folder named by the hash of all kernel sources, in the user's cache (or NUMBA_CACHE_DIR), which also serves
+read-only installations. No fast maths: the state of the world must be the same bits in every process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@lru_cache(maxsize=1)
+def cache_folder() -> Path | None:
+    """Where compiled kernels are kept; None where no folder can be written (they are compiled in each process then)."""
+    here = Path(__file__).parent
+    digest = hashlib.sha256()
+    for file in sorted(here.rglob("*.py")):
+        text = file.read_bytes()
+        if b"@kernel" in text:
+            digest.update(text)
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    candidates = [base / "alpagym", Path(tempfile.gettempdir()) / f"alpagym-{os.getuid()}"]
+    if os.environ.get("NUMBA_CACHE_DIR"):
+        candidates.insert(0, Path(os.environ["NUMBA_CACHE_DIR"]) / "alpagym")
+    for candidate in candidates:
+        folder = candidate / f"kernels-{digest.hexdigest()[:16]}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # Compiled code is executed: only our own folder will do.
+            if folder.stat().st_uid == os.getuid() and os.access(folder, os.W_OK):
+                return folder
+        except OSError:
+            continue
+    return None
+
+
+def kernel(function: F) -> F:
+    """Compile with `nogil`, cached across processes."""
+    folder = cache_folder()
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(folder or "")
+    try:
+        return numba.njit(cache=folder is not None, nogil=True)(function)
+    finally:
+        numba.config.CACHE_DIR = before

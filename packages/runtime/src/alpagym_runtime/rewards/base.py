@@ -1,0 +1,85 @@
+"""What reward terms share: checked measure names, edges of counts, and the part of `RewardTerm` most leave empty.
+
+A term is stateless: a tick's batch holds this tick's measures and the last one's. An undefined sample pays 0 and is
+never read as a value; that a measure was delivered at all is checked by whoever runs the terms.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from alpagym_plugins import nearest
+from alpagym_runtime.errors import ConfigError
+from alpagym_runtime.types import Decision, Episode, Measures, SimulatorSpec, TickBatch
+
+Float = NDArray[np.float64]
+
+
+class Term:
+    """A term that pays ticks only: nothing at the end, and it never stops a drive. See `types.RewardTerm`."""
+
+    needs: frozenset[str] = frozenset()
+
+    def tick(self, batch: TickBatch, decisions: Decision | None) -> Float:
+        """[n], for the tick that just ended."""
+        raise NotImplementedError
+
+    def end(self, episode: Episode) -> float:
+        """Nothing is left to pay."""
+        return 0.0
+
+    def stop(self, batch: TickBatch) -> NDArray[np.bool_] | None:
+        """No drive is stopped."""
+        return None
+
+
+def require(simulator_spec: SimulatorSpec, term: str, *measures: str, key: str = "") -> frozenset[str]:
+    """The measures as the set that a term needs.
+
+    Args:
+        simulator_spec: what the simulator delivers.
+        term: the term's name, for the message.
+        measures: names that must be among them.
+        key: the config field that named the measure, if one did.
+
+    Raises:
+        ConfigError: names the term, the measure, the nearest known one and all of them.
+
+    """
+    known = sorted(simulator_spec.measures)
+    for measure in measures:
+        if measure not in simulator_spec.measures:
+            near = nearest(measure, known)
+            hint = f"; did you mean {near!r}?" if near else ""
+            raise ConfigError(
+                f"term {term!r} needs the measure {measure!r}, which this simulator does not have{hint}; "
+                f"known: {', '.join(known) or 'none'}",
+                key=key,
+            )
+    return frozenset(measures)
+
+
+def driven(batch: TickBatch) -> NDArray[np.bool_]:
+    """[n], True where a tick of the policy has just ended: neither warm-up nor the initial state nor a void episode."""
+    return np.asarray(batch.tick > 0) & np.array([failure is None for failure in batch.failure], bool)
+
+
+def sample(batch: TickBatch, measures: Measures, name: str) -> tuple[Float, NDArray[np.bool_]]:
+    """A measure's values [n], 0 where undefined, and validity [n]; one that is absent is undefined everywhere."""
+    if name not in measures.values:
+        return np.zeros(len(batch)), np.zeros(len(batch), bool)
+    valid = measures.valid[name] & driven(batch)
+    return np.where(valid, measures.values[name], 0.0), valid
+
+
+def change(batch: TickBatch, name: str) -> Float:
+    """[n], the measure's gain over the last tick, of either sign; 0 where this or the last sample is undefined."""
+    now, now_valid = sample(batch, batch.measures, name)
+    before, before_valid = sample(batch, batch.measures_previous, name)
+    return np.where(now_valid & before_valid, now - before, 0.0)
+
+
+def edge(batch: TickBatch, name: str) -> Float:
+    """[n], how many more events a count holds than a tick ago; 0 where this or the last sample is undefined."""
+    return np.maximum(change(batch, name), 0.0)

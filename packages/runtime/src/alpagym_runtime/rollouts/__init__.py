@@ -1,0 +1,1 @@
+"""Making episodes: the collector and evaluation."""

@@ -1,0 +1,278 @@
+"""The collector makes episodes; its loop is also the batched inference engine.
+
+One forward serves all slots that wait. `min_ready` and the timeout trade latency for batch size. An episode depends on
+its request only: not on its slot, nor on what runs beside it, nor on the order in which slots come back.
+"""
+
+from __future__ import annotations
+
+import platform
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from alpagym_runtime.envs.core import CoreBatch, DrivingCore
+from alpagym_runtime.errors import SimulatorError
+from alpagym_runtime.policies.base import validate_decision
+from alpagym_runtime.random import mix
+from alpagym_runtime.types import (
+    Decision,
+    Ended,
+    Episode,
+    EpisodeRequest,
+    Failure,
+    Policy,
+    Ragged,
+    Receipt,
+    Sampling,
+    column_names,
+    column_of,
+    decision_from_columns,
+)
+
+
+@lru_cache(maxsize=1)
+def environment() -> tuple[dict[str, str], str]:
+    """Versions of what computes results, and the CPU family."""
+    versions = {"python": platform.python_version()}
+    for name in ("alpagym-runtime", "numpy", "numba", "torch"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        lines = [line.partition(":")[2].strip() for line in info.read_text().splitlines()[:40] if "model name" in line]
+        model = lines[0] if lines else model
+    return versions, f"{platform.machine()} {model}"
+
+
+class _Store:
+    """What slots have seen and decided so far: arrays [slots, capacity, ...] by name, grown when needed."""
+
+    def __init__(self, slots: int, capacity: int) -> None:
+        self._slots, self._capacity = slots, capacity
+        self._arrays: dict[str, NDArray[Any]] = {}
+        self._ragged: dict[str, list[list[NDArray[Any]]]] = {}
+
+    def write(self, name: str, slots: NDArray[np.int64], at: NDArray[np.int64], values: NDArray[Any]) -> None:
+        if int(at.max(initial=0)) >= self._capacity:
+            self._grow(2 * int(at.max()) + 2)
+        if name not in self._arrays:
+            self._arrays[name] = np.zeros((self._slots, self._capacity, *values.shape[1:]), values.dtype)
+        self._arrays[name][slots, at] = values
+
+    def write_ragged(self, name: str, slots: NDArray[np.int64], at: NDArray[np.int64], values: Ragged) -> None:
+        rows = self._ragged.setdefault(name, [[] for _ in range(self._slots)])
+        for i, (slot, k) in enumerate(zip(slots.tolist(), at.tolist(), strict=True)):
+            del rows[slot][k:]
+            rows[slot].append(values.values[values.offsets[i] : values.offsets[i + 1]])
+
+    def read(self, name: str, slot: int, count: int) -> Any:
+        if name in self._ragged:
+            parts = self._ragged[name][slot][:count]
+            offsets = np.cumsum([0] + [len(part) for part in parts]).astype(np.int64)
+            return Ragged(np.concatenate(parts) if parts else np.zeros(0), offsets)
+        return self._arrays[name][slot, :count].copy()
+
+    def _grow(self, capacity: int) -> None:
+        for name, old in self._arrays.items():
+            new = np.zeros((self._slots, capacity, *old.shape[2:]), old.dtype)
+            new[:, : self._capacity] = old
+            self._arrays[name] = new
+        self._capacity = capacity
+
+
+class Collector:
+    """Drives a policy through episode requests on one core.
+
+    Args:
+        core: where to drive.
+        policy: who drives.
+        min_ready: rows to wait for before a forward; 0 takes half of the running slots.
+        timeout_s: longest wait for them; a simulator that stays silent this long fails its slots.
+        retries: further attempts of an episode after a transient failure.
+        config_hash: for receipts.
+        actor: who the policy is, for the episodes: "policy", "expert" or "log".
+
+    """
+
+    def __init__(
+        self,
+        core: DrivingCore,
+        policy: Policy,
+        *,
+        min_ready: int = 0,
+        timeout_s: float = 30.0,
+        retries: int = 2,
+        config_hash: str = "",
+        actor: str = "policy",
+    ) -> None:
+        self.core = core
+        self.policy = policy
+        self.counts: Counter[str] = Counter()
+        self._min_ready, self._timeout_s, self._retries = min_ready, timeout_s, retries
+        self._config_hash, self._actor = config_hash, actor
+        self._gate = threading.Lock()
+        self._store = _Store(core.spec.slots, 64)
+        self._observed: tuple[str, ...] = ()
+        self._columns: tuple[str, ...] = ()
+        self._labels: tuple[str, ...] = ()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Wait for the forward in hand and hold the next one; weights change inside this block only."""
+        with self._gate:
+            yield
+
+    def collect(
+        self,
+        requests: Sequence[EpisodeRequest],
+        sampling: Sampling,
+        on_episode: Callable[[Episode], None] | None = None,
+    ) -> list[Episode]:
+        """One episode a request, in the order of the requests; failed ones are void (`Ended.FAILED`), never missing."""
+        waiting = deque(enumerate(requests))
+        owner: dict[int, tuple[int, EpisodeRequest]] = {}
+        free = list(range(self.core.spec.slots))[::-1]
+        done: dict[int, Episode] = {}
+        count = np.zeros(self.core.spec.slots, np.int64)
+        while waiting or owner:
+            fresh = []
+            while waiting and free:
+                slot = free.pop()
+                owner[slot] = waiting.popleft()
+                count[slot] = 0
+                fresh.append(slot)
+            if fresh:
+                self.core.start(np.array(fresh, np.int64), [owner[slot][1] for slot in fresh])
+            batch = self.core.receive(self._min_ready or max(1, len(owner) // 2), self._timeout_s)
+            if not len(batch.tick):
+                raise SimulatorError(f"{len(owner)} slots stayed silent for {self._timeout_s} s", code="TIMEOUT")
+            for row, episode in batch.episodes.items():
+                slot = int(batch.tick.slots[row])
+                index, request = owner.pop(slot)
+                free.append(slot)
+                if episode.failure is not None and self._may_retry(episode.failure, request):
+                    self.counts["retried"] += 1
+                    waiting.append((index, replace(request, attempt=request.attempt + 1)))
+                    continue
+                done[index] = self._close(batch, row, slot, int(count[slot]), episode, sampling)
+                if on_episode is not None:
+                    on_episode(done[index])
+            for slot, failure in self._decide(batch, count, sampling).items():
+                index, request = owner.pop(slot)
+                free.append(slot)
+                done[index] = Episode(request, Ended.FAILED, failure, {}, float("nan"), False, self._actor)
+                self.counts["failed"] += 1
+                if on_episode is not None:
+                    on_episode(done[index])
+        return [done[index] for index in range(len(requests))]
+
+    def _may_retry(self, failure: Failure, request: EpisodeRequest) -> bool:
+        return failure.kind == "transient" and request.attempt < self._retries
+
+    def _decide(self, batch: CoreBatch, count: NDArray[np.int64], sampling: Sampling) -> dict[int, Failure]:
+        """One forward for the rows that wait; returns the slots whose row the policy failed."""
+        tick = batch.tick
+        rows = np.flatnonzero(tick.ended == Ended.RUNNING)
+        if not len(rows):
+            return {}
+        whole = len(rows) == len(tick)
+        observation = batch.observation if whole else {name: array[rows] for name, array in batch.observation.items()}
+        chosen = [tick.requests[row] for row in rows]
+        seeds = mix(
+            np.array([r.policy_seed for r in chosen], np.uint64),
+            tick.tick[rows].astype(np.uint64),
+            np.array([r.attempt for r in chosen], np.uint64),
+        )
+        with self._gate:
+            decisions = self.policy.act(observation, seeds, sampling)
+        decisions = validate_decision(decisions, self.policy.spec, len(rows))
+        slots = tick.slots[rows]
+        failures: dict[int, Failure] = {}
+        if decisions.error is not None:
+            bad = np.array([text is not None for text in decisions.error])
+            texts = [str(text) for text in decisions.error[bad]]
+            failures = {
+                int(slot): Failure("permanent", "POLICY", text) for slot, text in zip(slots[bad], texts, strict=True)
+            }
+            rows, slots = rows[~bad], slots[~bad]
+            observation = {name: array[~bad] for name, array in observation.items()}
+            decisions = decisions.take(np.flatnonzero(~bad))
+            decisions.error = None
+        if len(rows):
+            labels = {name: array[rows] for name, array in tick.labels.items()}
+            self._keep(batch, rows, slots, count, observation, labels, decisions)
+            self.core.send(slots, decisions)
+            count[slots] += 1
+        return failures
+
+    def _keep(
+        self,
+        batch: CoreBatch,
+        rows: NDArray[np.int64],
+        slots: NDArray[np.int64],
+        count: NDArray[np.int64],
+        observation: dict[str, Any],
+        labels: dict[str, Any],
+        decisions: Decision,
+    ) -> None:
+        at = count[slots]
+        self._observed, self._labels = tuple(observation), tuple(labels)
+        self._columns = tuple(column_names(decisions))
+        for name, array in observation.items():
+            self._store.write(f"observation.{name}", slots, at, array)
+        for name, array in labels.items():
+            self._store.write(f"label.{name}", slots, at, array)
+        for name in self._columns:
+            value = column_of(decisions, name)
+            write = self._store.write_ragged if isinstance(value, Ragged) else self._store.write
+            write(f"decision.{name}", slots, at, value)
+        self._store.write("controls", slots, at, batch.tick.controls[rows])
+        # What the tick before earned belongs to the decision before; row 0 earned nothing.
+        for name, values in batch.terms.items():
+            self._store.write(f"term.{name}", slots, at, values[rows])
+
+    def _close(
+        self, batch: CoreBatch, row: int, slot: int, ticks: int, episode: Episode, sampling: Sampling
+    ) -> Episode:
+        if episode.ended == Ended.FAILED or ticks == 0:
+            self.counts["failed"] += episode.ended == Ended.FAILED
+            return episode.with_arrays(actor=self._actor, sampling=sampling)
+        self.counts["episodes"] += 1
+        read = self._store.read
+        observation = {
+            name: np.concatenate([read(f"observation.{name}", slot, ticks), batch.observation[name][row : row + 1]])
+            for name in self._observed
+        }
+        terms = {}
+        for name in batch.terms:
+            paid = np.concatenate([read(f"term.{name}", slot, ticks)[1:], batch.terms[name][row : row + 1]])
+            if name in batch.late_terms.get(row, {}):
+                late = batch.late_terms[row][name]
+                paid = np.concatenate([np.zeros(ticks - len(late)), late])
+            terms[name] = paid
+        versions, cpu = environment()
+        scene = self.core.simulator.scene_hash(episode.request.scene_id)
+        return episode.with_arrays(
+            actor=self._actor,
+            observation=observation,
+            decisions=decision_from_columns({c: read(f"decision.{c}", slot, ticks) for c in self._columns}),
+            labels={name: read(f"label.{name}", slot, ticks) for name in self._labels},
+            controls=read("controls", slot, ticks),
+            rewards=np.sum(list(terms.values()), axis=0) if terms else np.zeros(ticks),
+            terms=terms,
+            sampling=sampling,
+            receipt=Receipt(self._config_hash, scene, versions, cpu),
+        )

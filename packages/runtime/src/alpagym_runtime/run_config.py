@@ -1,0 +1,407 @@
+"""`RunConfig`: everything that a run depends on, as dataclasses; the frozen copy in the run directory is its YAML.
+
+The host composes it, every process reads it. A section whose `type` names a plugin is validated against that plugin's
+own config dataclass (design: "Plugins are config dataclasses"). This module imports the standard library and
+alpagym_plugins only, so a login node can validate any experiment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from alpagym_plugins import ConfigError, check_choice, check_range, load
+
+SCHEMA_VERSION = 1
+
+
+@dataclass
+class RunSection:
+    """Name, seed and place of a run."""
+
+    name: str = "run"
+    seed: int = 1
+    root: str = "tmp/alpagym-runs"
+    torch_threads: int = 1
+
+    def __post_init__(self) -> None:
+        check_range("seed", self.seed, minimum=0, maximum=2**63 - 1)
+        check_range("torch_threads", self.torch_threads, minimum=1, maximum=1024)
+        if not self.root:
+            raise ConfigError("must not be empty", key="root")
+
+
+@dataclass
+class DatasetSection:
+    """Which scenes. The same section means the same scenes in every process.
+
+    Attributes:
+        source: procedural | commonroad; simulators that have scenes of their own ignore it.
+        path: folder or file of recordings, for sources that read them.
+        scene_ids: exactly these scenes, in all splits; null takes the source's splits.
+        split: what `evaluate` drives: train | val | test.
+        train_scenes, val_scenes, test_scenes: how many of each an endless source makes.
+
+    """
+
+    source: str = "procedural"
+    path: str | None = None
+    scene_ids: list[str] | None = None
+    split: str = "test"
+    train_scenes: int = 448
+    val_scenes: int = 128
+    test_scenes: int = 256
+
+    def __post_init__(self) -> None:
+        check_choice("source", self.source, ("procedural", "commonroad"))
+        check_choice("split", self.split, ("train", "val", "test"))
+        for key in ("train_scenes", "val_scenes", "test_scenes"):
+            check_range(key, getattr(self, key), minimum=1, maximum=1_000_000)
+        if self.source == "commonroad" and not self.path:
+            raise ConfigError("commonroad needs a folder or file of CommonRoad XML: dataset.path=DIR", key="path")
+        if self.scene_ids is not None and not self.scene_ids:
+            raise ConfigError("is empty; give at least one scene or null", key="scene_ids")
+
+
+@dataclass
+class TermSection:
+    """One reward term: `type` names the plugin, `scale` multiplies its value, the other keys are the plugin's."""
+
+    type: str
+    scale: float
+    config: Any
+
+
+@dataclass
+class RewardSection:
+    """The reward is the sum of scale · term."""
+
+    terms: dict[str, TermSection] = field(default_factory=dict)
+
+
+@dataclass
+class RolloutSection:
+    """How episodes are made.
+
+    Attributes:
+        slots: episodes that run side by side.
+        group_size: G, episodes of one scene and world seed that are compared.
+        scenes_per_step: S, groups of a training step.
+        minimum_group: a group with fewer valid episodes is dropped and counted.
+        retries: further attempts after a transient failure of the simulator.
+        min_ready: slots to wait for before a forward; 0 takes half of the running ones.
+        timeout_s: longest wait for them.
+
+    """
+
+    slots: int = 256
+    group_size: int = 8
+    scenes_per_step: int = 32
+    minimum_group: int = 2
+    retries: int = 2
+    min_ready: int = 0
+    timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        check_range("slots", self.slots, minimum=1, maximum=65536)
+        check_range("group_size", self.group_size, minimum=2, maximum=4096)
+        check_range("scenes_per_step", self.scenes_per_step, minimum=1, maximum=65536)
+        check_range("minimum_group", self.minimum_group, minimum=2, maximum=self.group_size)
+        check_range("retries", self.retries, minimum=0, maximum=100)
+        check_range("min_ready", self.min_ready, minimum=0, maximum=self.slots)
+        check_range("timeout_s", self.timeout_s, above=0)
+
+
+@dataclass
+class EvaluationSection:
+    """How a policy is measured: every scene of the split once a seed, mean action, last weights."""
+
+    seeds: list[int] = field(default_factory=lambda: [1])
+    every_updates: int = 0
+    bootstrap: int = 2000
+
+    def __post_init__(self) -> None:
+        if not self.seeds:
+            raise ConfigError("needs at least one seed", key="seeds")
+        check_range("every_updates", self.every_updates, minimum=0)
+        check_range("bootstrap", self.bootstrap, minimum=100, maximum=1_000_000)
+
+
+@dataclass
+class CheckpointSection:
+    """When weights are kept.
+
+    Attributes:
+        every_updates: a checkpoint every so many training steps (and at the end of each stage).
+        keep: how many of the newest stay.
+        path: a checkpoint to start from (its weights only); null starts fresh.
+
+    """
+
+    every_updates: int = 20
+    keep: int = 3
+    path: str | None = None
+
+    def __post_init__(self) -> None:
+        check_range("every_updates", self.every_updates, minimum=1)
+        check_range("keep", self.keep, minimum=1)
+
+
+@dataclass
+class Plugin:
+    """A plugin section after validation: `type` is the entry point's name, `config` its config dataclass."""
+
+    type: str
+    config: Any
+
+
+@dataclass
+class RunConfig:
+    """A whole run. `simulator`, `policy`, `transport` and `trainer` are plugin sections."""
+
+    run: RunSection
+    simulator: Plugin
+    dataset: DatasetSection
+    policy: Plugin
+    reward: RewardSection
+    rollout: RolloutSection
+    transport: Plugin
+    trainer: Plugin
+    evaluation: EvaluationSection
+    checkpoint: CheckpointSection
+    expected_valid_steps: int = 35
+
+    def __post_init__(self) -> None:
+        check_range("expected_valid_steps", self.expected_valid_steps, minimum=1, maximum=100_000)
+
+    @property
+    def config_hash(self) -> str:
+        """SHA-256 of the frozen config without the run's name and place: what results depend on."""
+        data = to_mapping(self)
+        data["run"] = {k: v for k, v in data["run"].items() if k not in ("name", "root")}
+        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
+PLUGIN_SECTIONS = {
+    "simulator": "simulators",
+    "policy": "policies",
+    "transport": "transports",
+    "trainer": "trainers",
+}
+
+
+# ---------------------------------------------------------------- mapping -> RunConfig
+
+
+def from_mapping(data: Mapping[str, Any]) -> RunConfig:
+    """A validated `RunConfig` from plain data (resolved: no interpolations).
+
+    Raises:
+        ConfigError: names the full dotted key, the value, and the nearest valid key or the range.
+        PluginError: a `type` that is not installed or cannot be imported.
+
+    """
+    data = dict(data)
+    version = data.pop("schema_version", SCHEMA_VERSION)
+    if version != SCHEMA_VERSION:
+        raise ConfigError(
+            f"this config has schema {version}, this program reads {SCHEMA_VERSION}", key="schema_version"
+        )
+    _refuse_none_text(data, "")
+    names = [f.name for f in fields(RunConfig)]
+    _check_keys(data, names, "")
+    values: dict[str, Any] = {}
+    for f in fields(RunConfig):
+        if f.name in PLUGIN_SECTIONS:
+            values[f.name] = _plugin(PLUGIN_SECTIONS[f.name], data.get(f.name), f.name)
+        elif f.name == "reward":
+            values[f.name] = reward_from_mapping(data.get("reward"))
+        elif f.name == "expected_valid_steps":
+            if f.name in data:
+                values[f.name] = _convert(data[f.name], int, f.name)
+        else:
+            section = data.get(f.name)
+            values[f.name] = build_section(_hints(RunConfig)[f.name], {} if section is None else section, f.name)
+    return RunConfig(**values)
+
+
+def load_run_config(path: Path) -> RunConfig:
+    """The frozen config of a run directory or a YAML file."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    file = path / "config.yaml" if path.is_dir() else path
+    try:
+        data = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    except FileNotFoundError as err:
+        raise ConfigError(f"{file} does not exist; is {path} a run directory?") from err
+    except (OmegaConfBaseException, ValueError) as err:
+        raise ConfigError(f"{file} cannot be read: {err}") from err
+    if not isinstance(data, dict):
+        raise ConfigError(f"{file} holds no mapping")
+    return from_mapping(typing.cast("dict[str, Any]", data))
+
+
+def to_mapping(config: RunConfig) -> dict[str, Any]:
+    """Plain data that `from_mapping` reads back to an equal config; every default is written out."""
+    data = dataclasses.asdict(config)
+    for name in PLUGIN_SECTIONS:
+        data[name] = {"type": data[name]["type"], **data[name]["config"]}
+    data["reward"] = {
+        "terms": {
+            name: {"type": term["type"], "scale": term["scale"], **term["config"]}
+            for name, term in data["reward"]["terms"].items()
+        }
+    }
+    return {"schema_version": SCHEMA_VERSION, **data}
+
+
+def build_section(cls: type, data: Any, key: str) -> Any:
+    """An instance of a config dataclass from a mapping; errors carry the full dotted key below `key`."""
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"must be a mapping, got {data!r}", key=key)
+    hints = _hints(cls)
+    _check_keys(data, [f.name for f in fields(cls)], key)
+    values = {name: _convert(value, hints[name], f"{key}.{name}") for name, value in data.items()}
+    missing = [f.name for f in fields(cls) if f.name not in values and _required(f)]
+    if missing:
+        raise ConfigError("is required", key=f"{key}.{missing[0]}")
+    try:
+        return cls(**values)
+    except ConfigError as err:
+        raise err.under(key) from err
+
+
+def _required(f: dataclasses.Field[Any]) -> bool:
+    return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _plugin(group: str, data: Any, key: str) -> Plugin:
+    if not isinstance(data, Mapping) or not data.get("type"):
+        raise ConfigError("needs a `type` that names an installed plugin", key=f"{key}.type")
+    rest = {k: v for k, v in data.items() if k != "type"}
+    if not isinstance(data["type"], str):
+        raise ConfigError(f"must be a plugin's name, got {data['type']!r}; quote it", key=f"{key}.type")
+    return Plugin(data["type"], build_section(load(group, data["type"]), rest, key))
+
+
+def reward_from_mapping(data: Any) -> RewardSection:
+    """A validated reward section from `{terms: {name: {type, scale, …}}}`."""
+    if not isinstance(data, Mapping):
+        raise ConfigError("must be a mapping with `terms`", key="reward")
+    _check_keys(data, ["terms"], "reward")
+    terms = data.get("terms")
+    if not isinstance(terms, Mapping) or not terms:
+        raise ConfigError("needs at least one term", key="reward.terms")
+    built = {}
+    for name, term in terms.items():
+        key = f"reward.terms.{name}"
+        if not isinstance(term, Mapping):
+            raise ConfigError(f"must be a mapping with `type` and `scale`, got {term!r}", key=key)
+        rest = {k: v for k, v in term.items() if k != "scale"}
+        if "scale" not in term:
+            raise ConfigError("is required: the term's weight in the sum", key=f"{key}.scale")
+        scale = _convert(term["scale"], float, f"{key}.scale")
+        check_range(f"{key}.scale", scale)
+        plugin = _plugin("rewards", rest, key)
+        built[str(name)] = TermSection(plugin.type, scale, plugin.config)
+    return RewardSection(built)
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """A hint with the nearest known name, or the list of all."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known)) or 'none'}"
+
+
+def _check_keys(data: Mapping[str, Any], known: list[str], key: str) -> None:
+    for name in data:
+        if name == "_target_":
+            raise ConfigError("is refused: a config names plugins by `type`, never code", key=_join(key, name))
+        if name not in known:
+            close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+            hint = f"did you mean {_join(key, close[0])}?" if close else f"known here: {', '.join(known)}"
+            raise ConfigError(f"unknown key; {hint}", key=_join(key, str(name)))
+
+
+def _join(key: str, name: str) -> str:
+    return f"{key}.{name}" if key else name
+
+
+def _refuse_none_text(data: Any, key: str) -> None:
+    """The text "None" is what `key=None` gives on a command line; it never means anything but null."""
+    if isinstance(data, Mapping):
+        for name, value in data.items():
+            _refuse_none_text(value, _join(key, str(name)))
+    elif isinstance(data, (list, tuple)):
+        for i, value in enumerate(data):
+            _refuse_none_text(value, f"{key}[{i}]")
+    elif data == "None":
+        raise ConfigError("is the text 'None'; use null", key=key)
+
+
+def _convert(value: Any, hint: Any, key: str) -> Any:
+    """`value` as the annotated type; no silent change of meaning (text stays text, a bool is no number)."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if type(None) in arguments:
+        if value is None:
+            return None
+        (hint,) = [a for a in arguments if a is not type(None)]
+        return _convert(value, hint, key)
+    if value is None:
+        raise ConfigError(f"must be {_spell(hint)}, got null", key=key)
+    if is_dataclass(hint) and isinstance(hint, type):
+        return value if isinstance(value, hint) else build_section(hint, value, key)
+    if origin in (list, tuple) or hint is list:
+        if not isinstance(value, (list, tuple)):
+            raise ConfigError(f"must be a list, got {value!r}", key=key)
+        item = arguments[0] if arguments else Any
+        return [_convert(v, item, f"{key}[{i}]") for i, v in enumerate(value)]
+    if origin is dict or hint is dict:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"must be a mapping, got {value!r}", key=key)
+        item = arguments[1] if arguments else Any
+        return {str(k): _convert(v, item, f"{key}.{k}") for k, v in value.items()}
+    if hint is str:
+        if not isinstance(value, str):
+            raise ConfigError(f"must be text but was read as {_spell(type(value))} {value!r}; quote it", key=key)
+        return value
+    if hint is bool:
+        if not isinstance(value, bool):
+            raise ConfigError(f"must be true or false, got {value!r}", key=key)
+        return value
+    if hint is int:
+        if isinstance(value, str) and value.lstrip("+-").isdigit():  # from ${oc.env:NAME}
+            return int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ConfigError(f"must be a whole number, got {value!r}", key=key)
+        return value
+    if hint is float:
+        if isinstance(value, str):
+            try:
+                value = float(value)
+            except ValueError:
+                raise ConfigError(f"must be a number, got {value!r}", key=key) from None
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ConfigError(f"must be a number, got {value!r}", key=key)
+        return float(value)
+    raise ConfigError(f"has a type that configs cannot hold: {hint!r}", key=key)
+
+
+def _spell(hint: Any) -> str:
+    return {str: "text", int: "the whole number", float: "the number", bool: "the truth value"}.get(
+        hint, getattr(hint, "__name__", str(hint))
+    )

@@ -1,0 +1,1 @@
+"""The world that runs in the process: scenes, state kernel, expert, readers."""

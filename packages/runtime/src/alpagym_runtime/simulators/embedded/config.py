@@ -1,0 +1,48 @@
+"""Options of the embedded simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from alpagym_plugins import ConfigError, check_choice, check_range
+
+if TYPE_CHECKING:
+    from alpagym_runtime.simulators.embedded.simulator import EmbeddedSimulator
+
+
+@dataclass
+class EmbeddedConfig:
+    """The world that runs in the process.
+
+    Attributes:
+        control_period_us: time between decisions, a multiple of 100,000.
+        warmup_ticks: control periods before the handover in which the policy is asked and the recording drives.
+        end_on: events that end the drive: collision, offroad, goal; with [] it drives on, uncounted after the first.
+        route_spacing_m: distance between route points in the observation.
+        threads: 0 steps the world when it is asked for results; 1 steps it in a thread of its own, beside the policy.
+
+    """
+
+    control_period_us: int = 200_000
+    warmup_ticks: int = 0
+    end_on: list[str] = field(default_factory=lambda: ["collision", "offroad", "goal"])
+    route_spacing_m: float = 4.0
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        check_range("control_period_us", self.control_period_us, minimum=100_000, maximum=2_000_000)
+        if self.control_period_us % 100_000:
+            raise ConfigError(f"must be a multiple of 100000, got {self.control_period_us}", key="control_period_us")
+        check_range("warmup_ticks", self.warmup_ticks, minimum=0, maximum=1000)
+        for i, event in enumerate(self.end_on):
+            check_choice(f"end_on[{i}]", event, ("collision", "offroad", "goal"))
+        check_range("route_spacing_m", self.route_spacing_m, above=0, maximum=100)
+        check_range("threads", self.threads, minimum=0, maximum=1)
+
+    def build(self, policy_spec: Any, dataset: Any, slots: int, labels: Sequence[str]) -> EmbeddedSimulator:
+        """A simulator with `slots` slots over the dataset's split, computing what `policy_spec` and `labels` name."""
+        from alpagym_runtime.simulators.embedded.simulator import EmbeddedSimulator
+
+        return EmbeddedSimulator(self, policy_spec, dataset, slots, labels)

@@ -1,0 +1,1 @@
+"""What tests need, public: a toy world, and conformance suites that authors of plugins inherit."""

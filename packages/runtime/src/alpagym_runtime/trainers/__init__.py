@@ -1,0 +1,1 @@
+"""Training: imitation (sft), group-relative policy optimisation (grpo), checkpoints, the run itself."""

@@ -1,0 +1,142 @@
+"""Checkpoints: a folder a step with safetensors and JSON, whole or absent.
+
+torch is imported inside functions: evaluating a policy without weights needs none.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from alpagym_runtime.errors import CorruptFileError
+from alpagym_runtime.files import read_json, sync_folder, write_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+_NAME = re.compile(r"step_\d{8}")
+
+
+@dataclass
+class Checkpoint:
+    """What training needs to go on exactly: weights, the optimiser's tensors, and where it stood."""
+
+    weights: dict[str, Tensor]
+    optimiser: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+class CheckpointStore:
+    """The checkpoints of a run: `step_<number>/{model.safetensors, optimizer.safetensors, state.json}`."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self.folder, self._keep = folder, keep
+
+    def save(self, step: int, checkpoint: Checkpoint) -> Path:
+        """Write beside, then rename; older ones beyond `keep` go. An existing step is replaced."""
+        from safetensors.torch import save_file
+
+        self.folder.mkdir(exist_ok=True)
+        for rest in self.folder.glob(".partial-*"):
+            shutil.rmtree(rest)
+        temporary = Path(tempfile.mkdtemp(prefix=".partial-", dir=self.folder))
+        tensors = {name: tensor.contiguous().cpu() for name, tensor in checkpoint.weights.items()}
+        save_file(tensors, temporary / "model.safetensors")
+        save_file(
+            {name: t.contiguous().cpu() for name, t in checkpoint.optimiser.items()},
+            temporary / "optimizer.safetensors",
+        )
+        write_json(temporary / "state.json", checkpoint.state)
+        for file in temporary.iterdir():
+            with file.open("rb") as handle:
+                os.fsync(handle.fileno())
+        place = self.folder / f"step_{step:08d}"
+        if place.exists():
+            old = Path(tempfile.mkdtemp(prefix=".partial-", dir=self.folder))
+            place.replace(old / "old")
+        temporary.chmod(0o755)
+        temporary.replace(place)
+        sync_folder(self.folder)
+        for rest in self.folder.glob(".partial-*"):
+            shutil.rmtree(rest)
+        for stale in self.steps()[: -self._keep]:
+            shutil.rmtree(self.folder / f"step_{stale:08d}")
+        return place
+
+    def steps(self) -> list[int]:
+        """Steps that are there, oldest first."""
+        if not self.folder.is_dir():
+            return []
+        names = [p.name for p in self.folder.iterdir() if _NAME.fullmatch(p.name) and p.is_dir() and not p.is_symlink()]
+        return sorted(int(name.removeprefix("step_")) for name in names)
+
+    def latest(self) -> Path | None:
+        """The newest one, or None."""
+        steps = self.steps()
+        return self.folder / f"step_{steps[-1]:08d}" if steps else None
+
+
+def load_checkpoint(place: Path) -> Checkpoint:
+    """Read a checkpoint folder.
+
+    Raises:
+        CorruptFileError: a file is missing or cut; names it and the remedy.
+
+    """
+    parts = []
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        parts.append(_tensors(place / name))
+    if not (place / "state.json").is_file():
+        raise CorruptFileError(f"{place / 'state.json'} is missing; remove {place} and resume from an older checkpoint")
+    return Checkpoint(parts[0], parts[1], read_json(place / "state.json"))
+
+
+def load_weights(path: Path) -> dict[str, Tensor]:
+    """Weights of a checkpoint folder, of a run directory's newest checkpoint, or of a safetensors file."""
+    if path.is_dir() and (path / "checkpoints").is_dir():
+        newest = CheckpointStore(path / "checkpoints", 1).latest()
+        if newest is None:
+            raise CorruptFileError(f"{path} has no checkpoint yet")
+        path = newest
+    return _tensors(path / "model.safetensors" if path.is_dir() else path)
+
+
+def _tensors(file: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(file)
+    except FileNotFoundError as err:
+        raise CorruptFileError(f"{file} does not exist; is {file.parent} a checkpoint?") from err
+    except (SafetensorError, OSError) as err:
+        size = file.stat().st_size if file.exists() else 0
+        raise CorruptFileError(
+            f"{file} ({size} bytes) is not whole: {err}; remove its folder and resume from an older checkpoint"
+        ) from err
+
+
+def optimiser_tensors(optimiser: Optimizer) -> dict[str, Tensor]:
+    """An optimiser's state as flat tensors: `<parameter index>.<name>`."""
+    import torch
+
+    state = optimiser.state_dict()["state"]
+    return {
+        f"{index}.{name}": torch.as_tensor(value) for index, entry in state.items() for name, value in entry.items()
+    }
+
+
+def restore_optimiser(optimiser: Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """The inverse of `optimiser_tensors`; the groups' settings stay as they are."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        index, _, name = key.partition(".")
+        state.setdefault(int(index), {})[name] = value
+    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})

@@ -1,0 +1,1 @@
+"""GRPO: configuration, advantages, loss, the loop."""

@@ -1,0 +1,267 @@
+"""GRPO, top to bottom: groups of drives, advantages within each group, a clipped step.
+
+Axes: S scenes, G members of a group, B decisions.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from alpagym_runtime.errors import ConfigError
+from alpagym_runtime.random import generator, mix_int
+from alpagym_runtime.trainers.base import decision_batch, take
+from alpagym_runtime.trainers.grpo.advantages import group_advantages, tick_advantages
+from alpagym_runtime.trainers.grpo.config import GrpoConfig
+from alpagym_runtime.trainers.grpo.loss import LossParts, grpo_loss
+from alpagym_runtime.trainers.sft.trainer import SftTrainer
+from alpagym_runtime.types import Decision, Episode, EpisodeRequest, Observation, Sampling, TrainablePolicy
+
+if TYPE_CHECKING:
+    from alpagym_runtime.trainers.run import Run
+
+STAGE = "grpo"
+
+
+@dataclass
+class StepData:
+    """The decisions of a step that are worth a gradient, and counts of what was left out."""
+
+    observation: Observation
+    decisions: Decision | None
+    advantage_B: NDArray[np.float32]
+    counts: dict[str, float]
+
+
+class GrpoTrainer:
+    """See the module's text."""
+
+    def __init__(self, config: GrpoConfig) -> None:
+        self._config = config
+
+    def fit(self, run: Run) -> None:
+        """Evaluate, warm start, evaluate, train, evaluate."""
+        run.evaluate_policy("start")
+        if self._config.warm_start is not None:
+            SftTrainer(self._config.warm_start).train(run)
+            run.evaluate_policy("warm_start")
+        if not run.stage_done(STAGE):
+            self._train(run)
+        run.evaluate_policy("final")
+
+    def _train(self, run: Run) -> None:
+        config, policy = self._config, run.policy
+        core = run.core("train", policy.spec)
+        collector = run.collector(core, policy)
+        optimiser = torch.optim.Adam(policy.module.parameters(), lr=config.learning_rate)
+        reference = copy.deepcopy(policy.module) if config.kl_weight > 0.0 else None
+        first = run.begin_stage(STAGE, config.updates, "updates", optimiser, reference)
+        sampling = Sampling("sample", config.temperature)
+        for step in range(first, config.updates):
+            run.check_stop()
+            started = time.perf_counter()
+            collector.counts.clear()
+            handles = [
+                run.transport.send(e) for e in collector.collect(self._requests(run, core.spec.scenes, step), sampling)
+            ]
+            episodes = [run.transport.receive(handle) for handle in handles]
+            for handle in handles:
+                run.transport.discard(handle)
+            drove = time.perf_counter()
+            share = step / max(config.updates - 1, 1)
+            for group in optimiser.param_groups:
+                group["lr"] = config.learning_rate * (1.0 + share * (config.final_rate_share - 1.0))
+            data = select(episodes, config, run.config.rollout.minimum_group)
+            numbers = (
+                _drive_numbers(episodes)
+                | data.counts
+                | {f"episodes_{k}": float(v) for k, v in collector.counts.items()}
+            )
+            if len(data.advantage_B):
+                order_seed = mix_int(run.config.run.seed, 9, step)
+                with collector.paused():
+                    numbers |= optimise(policy, optimiser, data, config, order_seed, sampling, reference)
+                    policy.version += 1
+            elif data.counts["groups_informative"] == 0:
+                run.reporter.note(f"step {step + 1}: every group's rewards are equal, nothing to learn from")
+            numbers |= {"seconds_drive": drove - started, "seconds_train": time.perf_counter() - drove}
+            run.end_step(STAGE, step + 1, config.updates, numbers, time.perf_counter() - started, optimiser, reference)
+
+    @staticmethod
+    def _requests(run: Run, scenes: tuple[str, ...], step: int) -> list[EpisodeRequest]:
+        """S × G requests; scenes come in shuffled passes, a function of the seed and the step only."""
+        rollout, seed = run.config.rollout, run.config.run.seed
+        first = step * rollout.scenes_per_step
+        requests = []
+        for group in range(rollout.scenes_per_step):
+            epoch, place = divmod(first + group, len(scenes))
+            scene = scenes[int(generator(seed, 3, epoch).permutation(len(scenes))[place])]
+            requests += [
+                EpisodeRequest(
+                    scene_id=scene,
+                    horizon_ticks=run.config.expected_valid_steps,
+                    world_seed=mix_int(seed, 4, step, group),
+                    policy_seed=mix_int(seed, 5, step, group, member),
+                    group_id=group,
+                    member=member,
+                )
+                for member in range(rollout.group_size)
+            ]
+        return requests
+
+
+def select(episodes: list[Episode], config: GrpoConfig, minimum_group: int) -> StepData:
+    """Advantages within each group, and the decisions whose advantage is worth a gradient.
+
+    Void, faulty-from-the-start and non-finite episodes leave their group and are counted; a group below `minimum_group`
+    is dropped and counted.
+    """
+    groups: dict[int, list[Episode]] = defaultdict(list)
+    counts = dict.fromkeys(("void", "initial_fault", "non_finite", "groups_dropped", "groups_informative"), 0.0)
+    for episode in episodes:
+        if not episode.trainable:
+            counts["initial_fault" if episode.initial_fault else "void"] += 1
+        elif not np.isfinite(episode.rewards).all():
+            counts["non_finite"] += 1
+        else:
+            groups[episode.request.group_id].append(episode)
+    chosen: list[Episode] = []
+    advantages: list[NDArray[np.float64]] = []
+    for members in groups.values():
+        if len(members) < minimum_group:
+            counts["groups_dropped"] += 1
+            continue
+        per_episode = group_advantages([episode.rewards.sum() for episode in members])
+        counts["groups_informative"] += bool(np.any(per_episode != 0.0))
+        if config.credit == "episode":
+            per_tick = [np.full(len(e), a) for e, a in zip(members, per_episode, strict=True)]
+        else:
+            per_tick = tick_advantages([e.rewards for e in members], config.discount, config.spread_floor)
+        chosen += members
+        advantages += per_tick
+    counts["groups"] = float(len(groups))
+    if not chosen:
+        return StepData({}, None, np.zeros(0, np.float32), counts)
+    advantage = np.concatenate(advantages)
+    controls = np.concatenate([episode.controls for episode in chosen])
+    rows = np.flatnonzero(controls & (np.abs(advantage) >= config.least_advantage) & (advantage != 0.0))
+    observation, decisions = decision_batch(chosen)
+    counts["decisions"], counts["decisions_kept"] = float(len(advantage)), float(len(rows))
+    return StepData(take(observation, rows), decisions.take(rows), advantage[rows].astype(np.float32), counts)
+
+
+def optimise(
+    policy: TrainablePolicy,
+    optimiser: torch.optim.Optimizer,
+    data: StepData,
+    config: GrpoConfig,
+    order_seed: int,
+    sampling: Sampling,
+    reference: torch.nn.Module | None = None,
+) -> dict[str, float]:
+    """`epochs` passes in minibatches over a step's decisions; returns numbers to log.
+
+    A minibatch whose loss, log-probabilities or gradient are not finite makes no optimiser step and is counted.
+    """
+    count = len(data.advantage_B)
+    parts: list[LossParts] = []
+    norms: list[float] = []
+    stopped, refused, entropy = 0.0, 0.0, 0.0
+    for epoch in range(config.epochs):
+        order = generator(order_seed, epoch).permutation(count)
+        for rows in np.array_split(order, max(1, round(count / config.minibatch))):
+            optimiser.zero_grad()
+            finite, pieces = True, []
+            micro = config.micro_batch or len(rows)
+            for start in range(0, len(rows), micro):
+                piece, entropy = _loss(
+                    policy, data, rows[start : start + micro], len(rows), config, sampling, reference
+                )
+                finite = finite and piece.finite
+                if piece.valid and finite:
+                    piece.loss.backward()
+                pieces.append(piece)
+            norm = torch.nn.utils.clip_grad_norm_(policy.module.parameters(), config.gradient_clip)
+            if not finite or not bool(torch.isfinite(norm)):
+                refused += 1
+                optimiser.zero_grad()
+                continue
+            if any(piece.valid for piece in pieces):
+                optimiser.step()
+            parts += pieces
+            norms.append(float(norm))
+            if np.mean([piece.kl_old for piece in pieces]) > config.kl_stop:
+                stopped = 1.0
+                break
+        if stopped:
+            break
+    numbers = {"steps_refused": refused, "kl_stopped": stopped, "entropy": entropy}
+    if parts:
+        weight = np.array([part.valid for part in parts], np.float64)
+        mean = lambda values: float(np.average(values, weights=np.maximum(weight, 1e-9)))  # noqa: E731
+        numbers |= {
+            "loss": mean([float(part.loss.detach()) for part in parts]),
+            "kl": mean([part.kl_old for part in parts]),
+            "clip_share": mean([part.clip_share for part in parts]),
+            "ratio_min": min(part.ratio_min for part in parts),
+            "ratio_max": max(part.ratio_max for part in parts),
+            "gradient_norm": float(np.mean(norms)),
+        }
+    return numbers
+
+
+def _loss(
+    policy: TrainablePolicy,
+    data: StepData,
+    rows: NDArray[np.int64],
+    count: int,
+    config: GrpoConfig,
+    sampling: Sampling,
+    reference: torch.nn.Module | None,
+) -> tuple[LossParts, float]:
+    assert data.decisions is not None
+    observation, decisions = take(data.observation, rows), data.decisions.take(rows)
+    score = policy.score(observation, decisions, sampling)
+    device = score.log_prob.device
+    before = None
+    if reference is not None:
+        with torch.no_grad():
+            own, policy.module = policy.module, reference
+            try:
+                before = policy.score(observation, decisions, sampling).log_prob
+            finally:
+                policy.module = own
+    parts = grpo_loss(
+        score.log_prob,
+        torch.from_numpy(decisions.log_prob).to(device),
+        torch.from_numpy(decisions.log_prob_mask).to(device),
+        torch.from_numpy(data.advantage_B[rows]).to(device),
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        kl_weight=config.kl_weight,
+        reference_log_prob_BJ=before,
+        count=count,
+    )
+    return parts, float(score.entropy.detach().mean())
+
+
+def _drive_numbers(episodes: list[Episode]) -> dict[str, float]:
+    """Reward, terms and scores of the drives that count."""
+    good = [episode for episode in episodes if episode.trainable]
+    if not good:
+        raise ConfigError("no episode of this step is usable; see the failures in per_scene.parquet", key="simulator")
+    numbers = {
+        "reward": float(np.mean([episode.rewards.sum() for episode in good])),
+        "driving_score": float(np.mean([episode.driving_score for episode in good])),
+        "ticks": float(sum(len(episode) for episode in good)),
+    }
+    for name in good[0].terms:
+        numbers[f"term/{name}"] = float(np.mean([episode.terms[name].sum() for episode in good]))
+    return numbers

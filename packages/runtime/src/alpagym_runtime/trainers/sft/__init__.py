@@ -1,0 +1,1 @@
+"""Imitation: configuration, expert data, the loop."""
