@@ -108,10 +108,10 @@ def _clear_steps(bank, scene, path, step, grid_per_check, check_every, inside_to
             last = bank.actors[a, 2]
             at = step + (c + 1) * grid_per_check
             ax, ay, ayaw, speed, exists = actor_pose(bank, a, min(at, last))
-            if not exists:
+            if not exists or step > last:
                 continue
             if at > last:
-                # Beyond the recording it is taken to go straight on.
+                # One that is there now and whose recording ends is taken to go straight on.
                 ax += speed * (at - last) * 0.1 * math.cos(ayaw)
                 ay += speed * (at - last) * 0.1 * math.sin(ayaw)
             size = bank.sizes[a]

@@ -17,7 +17,7 @@ class Bank(NamedTuple):
     """Flat arrays; `rows` and `numbers` are indexed by scene, the rest by the offsets in `rows`."""
 
     rows: NDArray[np.int64]  # [S,12] see Row
-    numbers: NDArray[np.float64]  # [S,9] see Number
+    numbers: NDArray[np.float64]  # [S,7] see Number
     route: NDArray[np.float64]  # [*,3] x, y, arc length
     segments: NDArray[np.float64]  # [*,4]
     band_offsets: NDArray[np.int64]
@@ -31,7 +31,7 @@ class Bank(NamedTuple):
 # Columns of `rows`.
 ROUTE, ROUTE_N, SEGMENT, SEGMENT_N, BAND, BAND_N, BAND_SEGMENT, BAND_SEGMENT_N, LOG, LOG_N, ACTOR, ACTOR_N = range(12)
 # Columns of `numbers`.
-BAND_LOW, BAND_HEIGHT, LENGTH, WIDTH, CENTRE_OFFSET, WHEELBASE, SPEED_LIMIT, S_START, S_END = range(9)
+BAND_LOW, BAND_HEIGHT, LENGTH, WIDTH, CENTRE_OFFSET, WHEELBASE, SPEED_LIMIT = range(7)
 
 
 class SceneBank:
@@ -44,7 +44,7 @@ class SceneBank:
         self._pending: list[Scene] = []
         self.bank = Bank(
             np.zeros((0, 12), np.int64),
-            np.zeros((0, 9)),
+            np.zeros((0, 7)),
             route=np.zeros((0, 3)),
             segments=np.zeros((0, 4)),
             band_offsets=np.zeros(0, np.int64),
@@ -103,24 +103,14 @@ def arc_lengths(points: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.concatenate([[0.0], np.cumsum(np.linalg.norm(np.diff(points, axis=0), axis=1))])
 
 
-def _project(route: NDArray[np.float64], lengths: NDArray[np.float64], point: NDArray[np.float64]) -> float:
-    """Arc length of the nearest point of the whole route."""
-    start, delta = route[:-1], np.diff(route, axis=0)
-    t = np.clip(np.sum((point - start) * delta, axis=1) / np.sum(delta * delta, axis=1), 0.0, 1.0)
-    nearest = int(np.argmin(np.sum((start + t[:, None] * delta - point) ** 2, axis=1)))
-    return float(lengths[nearest] + t[nearest] * (lengths[nearest + 1] - lengths[nearest]))
-
-
 def _flatten(scene: Scene) -> dict[str, NDArray]:
     lengths = arc_lengths(scene.route)
     actors, vehicle = scene.actors, scene.vehicle
     steps = actors.tracks.shape[1]
     count = len(actors.first)
     meta = np.stack([np.arange(count) * steps, actors.first, actors.last, actors.kind], axis=1).astype(np.int64)
-    start = _project(scene.route, lengths, scene.ego_log[scene.handover, :2])
-    end = _project(scene.route, lengths, scene.ego_log[-1, :2])
     numbers = [scene.area.band_low_m, scene.area.band_height_m, vehicle.length_m, vehicle.width_m]
-    numbers += [vehicle.centre_offset_m, vehicle.wheelbase_m, scene.speed_limit_mps, start, end]
+    numbers += [vehicle.centre_offset_m, vehicle.wheelbase_m, scene.speed_limit_mps]
     return {
         "numbers": np.array([numbers]),
         "route": np.column_stack([scene.route, lengths]),

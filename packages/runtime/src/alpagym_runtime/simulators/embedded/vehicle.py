@@ -87,6 +87,7 @@ def track(plan, count, time_first, time_step, speed, curvature):
 def drive(state, acceleration, curvature, wheelbase):
     """Advance state [6] (x, y, yaw, speed, acceleration, curvature) by one inner step, in place."""
     limit = math.tan(STEERING_MAX_RAD) / wheelbase
+    acceleration = min(max(acceleration, ACCELERATION_MIN_MPS2), ACCELERATION_MAX_MPS2)
     speed = state[3]
     if speed > 1.0:
         limit = min(limit, LATERAL_ACCELERATION_MAX_MPS2 / (speed * speed))

@@ -31,14 +31,18 @@ from alpagym_runtime.simulators.embedded.scene_bank import (
     LOG_N,
     ROUTE,
     ROUTE_N,
-    S_END,
-    S_START,
     SEGMENT,
     SEGMENT_N,
     WHEELBASE,
     WIDTH,
 )
-from alpagym_runtime.simulators.embedded.vehicle import ACCELERATION_MAX_MPS2, STEP_S, drive, track
+from alpagym_runtime.simulators.embedded.vehicle import (
+    ACCELERATION_MAX_MPS2,
+    STEERING_MAX_RAD,
+    STEP_S,
+    drive,
+    track,
+)
 
 MEASURES = (
     "collision_count",
@@ -60,6 +64,8 @@ MEASURES = (
 COLLISIONS, AT_FAULT, OFFROAD, PROGRESS, ALONG_TRACK, TO_GT, DEVIATION = range(7)
 SPEED, ACCELERATION, LATERAL, JERK, YAW_RATE, INITIAL = range(7, 13)
 STANDING_MPS = 0.05
+SIDEWAYS_MPS = 0.1
+"""Slower motion across the road is noise: a polyline route bends by some centimetres a step."""
 
 # Bits of `Slots.end_on` and of the events that a step reports.
 EVENT_COLLISION, EVENT_OFFROAD, EVENT_GOAL = 1, 2, 4
@@ -75,9 +81,10 @@ class Slots(NamedTuple):
     trail: NDArray[np.float64]  # [N,K,6] state by grid index, the log before the handover
     segment: NDArray[np.int64]  # nearest route segment
     arc: NDArray[np.float64]  # [N,2] present and furthest arc length on the route
+    reference: NDArray[np.float64]  # [N,2] arc length of the recorded drive at the handover and at its end
     hit: NDArray[np.bool_]  # [N,MAX_ACTORS] touched before
     off: NDArray[np.bool_]  # outside the area at the last step
-    frozen: NDArray[np.bool_]  # the first end event is past: counts and progress stay
+    frozen: NDArray[np.bool_]  # the first end event is past: counts and progress stay, the rest is undefined
     measures: NDArray[np.float64]  # [N,M]
     valid: NDArray[np.bool_]  # [N,M]
     plan: NDArray[np.float64]  # [N,T,3] in the rig frame of `plan_pose`
@@ -95,6 +102,7 @@ def make_slots(count: int, steps: int, plan_steps: int) -> Slots:
         trail=np.zeros((count, steps, 6)),
         segment=np.zeros(count, np.int64),
         arc=np.zeros((count, 2)),
+        reference=np.zeros((count, 2)),
         hit=np.zeros((count, MAX_ACTORS), bool),
         off=np.zeros(count, bool),
         frozen=np.zeros(count, bool),
@@ -171,38 +179,55 @@ def _inside(bank, scene, state):
 
 
 @kernel
-def at_fault(ego_before, ego_after, ego_size, other_before, other_after, other_size):
-    """Whether a new contact is the ego's doing. Boxes move from [3] (centre x, y, yaw) before to after in one step.
-
-    A standing ego is never at fault, nor is one that is hit from behind; a moving one that meets something with its
-    front is; side by side it is whoever moved sideways more. Source: nuPlan's collision classes, without lanes.
-    """
-    moved = math.hypot(ego_after[0] - ego_before[0], ego_after[1] - ego_before[1])
-    turned = abs((ego_after[2] - ego_before[2] + math.pi) % (2.0 * math.pi) - math.pi)
-    if moved < STANDING_MPS * STEP_S and turned < 1e-6:
-        return False
-    cos, sin = math.cos(ego_after[2]), math.sin(ego_after[2])
-    dx, dy = other_after[0] - ego_after[0], other_after[1] - ego_after[1]
+def _gaps(ego, ego_size, other, other_size):
+    """Distances between two boxes along and across the ego (negative: they overlap on that axis), and along itself."""
+    cos, sin = math.cos(ego[2]), math.sin(ego[2])
+    dx, dy, turn = other[0] - ego[0], other[1] - ego[1], other[2] - ego[2]
+    c, s = abs(math.cos(turn)), abs(math.sin(turn))
     along, across = dx * cos + dy * sin, dy * cos - dx * sin
-    turn = other_after[2] - ego_after[2]
-    reach_x = (ego_size[0] + other_size[0] * abs(math.cos(turn)) + other_size[1] * abs(math.sin(turn))) / 2.0
-    reach_y = (ego_size[1] + other_size[0] * abs(math.sin(turn)) + other_size[1] * abs(math.cos(turn))) / 2.0
-    ego_x, ego_y = ego_after[0] - ego_before[0], ego_after[1] - ego_before[1]
-    other_x, other_y = other_after[0] - other_before[0], other_after[1] - other_before[1]
-    if reach_x - abs(along) <= reach_y - abs(across):
-        # Front or rear: the ego's own forward motion decides at the front.
-        return along > 0.0 and ego_x * cos + ego_y * sin > STANDING_MPS * STEP_S
-    side = 1.0 if across >= 0.0 else -1.0
-    ego_sideways = side * (ego_y * cos - ego_x * sin)
-    # The end of the ego that is beside the other also swings.
-    swing = (ego_after[2] - ego_before[2] + math.pi) % (2.0 * math.pi) - math.pi
-    ego_sideways += side * swing * min(max(along, -ego_size[0] / 2.0), ego_size[0] / 2.0)
-    other_sideways = -side * (other_y * cos - other_x * sin)
-    return ego_sideways > 0.0 and ego_sideways >= other_sideways
+    gap_x = abs(along) - (ego_size[0] + other_size[0] * c + other_size[1] * s) / 2.0
+    gap_y = abs(across) - (ego_size[1] + other_size[0] * s + other_size[1] * c) / 2.0
+    return gap_x, gap_y, along
 
 
 @kernel
-def _contacts(bank, scene, before, state, step, hit, count_new):
+def at_fault(bank, scene, segment, ego_before, ego_after, ego_size, other_before, other_after, other_size):
+    """Whether a new contact is the ego's doing. Boxes move from [3] (centre x, y, yaw) before to after in one step.
+
+    A standing ego is never at fault; a moving one that touches something that stands is. Where both move, the axis of
+    the ego on which the gap closed last tells front and rear from sides: at the front the ego is at fault, at the rear
+    it is not, and side by side it is whoever came nearer across the road (the route; `segment` is the ego's).
+    Source: nuPlan's collision classes, with the route in place of lanes.
+    """
+    ego_x, ego_y = ego_after[0] - ego_before[0], ego_after[1] - ego_before[1]
+    turned = abs((ego_after[2] - ego_before[2] + math.pi) % (2.0 * math.pi) - math.pi)
+    if math.hypot(ego_x, ego_y) < STANDING_MPS * STEP_S and turned < 1e-6:
+        return False
+    if math.hypot(other_after[0] - other_before[0], other_after[1] - other_before[1]) < STANDING_MPS * STEP_S:
+        return True
+    before_x, before_y, _ = _gaps(ego_before, ego_size, other_before, other_size)
+    after_x, after_y, along = _gaps(ego_after, ego_size, other_after, other_size)
+    # When in the step each gap closed; a gap that was closed before did not close last.
+    closed_x = before_x / (before_x - after_x) if before_x > 0.0 else -1.0
+    closed_y = before_y / (before_y - after_y) if before_y > 0.0 else -1.0
+    cos, sin = math.cos(ego_after[2]), math.sin(ego_after[2])
+    if closed_x > closed_y or (closed_x == closed_y and after_x >= after_y):
+        return along > 0.0 and ego_x * cos + ego_y * sin > STANDING_MPS * STEP_S
+    # The end of the ego that is beside the other also swings.
+    end = min(max(along, -ego_size[0] / 2.0), ego_size[0] / 2.0)
+    place = np.empty(4)
+    for k in range(4):
+        pose = (ego_before, ego_after, other_before, other_after)[k]
+        reach = end if k < 2 else 0.0
+        x, y = pose[0] + reach * math.cos(pose[2]), pose[1] + reach * math.sin(pose[2])
+        _, _, place[k] = project(bank, scene, segment, x, y, 30.0, 40.0)
+    side = 1.0 if place[3] >= place[1] else -1.0
+    ego_nearer, other_nearer = side * (place[1] - place[0]), -side * (place[3] - place[2])
+    return ego_nearer > SIDEWAYS_MPS * STEP_S and ego_nearer >= other_nearer
+
+
+@kernel
+def _contacts(bank, scene, segment, before, state, step, hit, count_new):
     """Mark and count actors that newly overlap the ego: (collisions, at fault)."""
     number, first, count = bank.numbers[scene], bank.rows[scene, ACTOR], bank.rows[scene, ACTOR_N]
     offset, length, width = number[CENTRE_OFFSET], number[LENGTH], number[WIDTH]
@@ -226,11 +251,15 @@ def _contacts(bank, scene, before, state, step, hit, count_new):
             new += 1
             bx, by, byaw, _, existed = actor_pose(bank, first + a, step - 1)
             if not existed:
-                bx, by, byaw = x, y, yaw
+                # It appeared where the ego is: a contact, and nobody's doing.
+                continue
             ego_before = np.array(
                 [before[0] + offset * math.cos(before[2]), before[1] + offset * math.sin(before[2]), before[2]]
             )
             if at_fault(
+                bank,
+                scene,
+                segment,
                 ego_before,
                 np.array([cx, cy, state[2]]),
                 np.array([length, width]),
@@ -249,21 +278,23 @@ def _report(bank, slots, i, acceleration_before, lateral_before):
     """Measures of the present step that are functions of the state."""
     scene, step = slots.scene[i], slots.step[i]
     state, values, valid = slots.state[i], slots.measures[i], slots.valid[i]
-    number, row = bank.numbers[scene], bank.rows[scene]
+    row = bank.rows[scene]
     segment, arc, offset = project(bank, scene, slots.segment[i], state[0], state[1], 10.0, 40.0)
     slots.segment[i] = segment
     slots.arc[i, 0] = arc
-    start, end = number[S_START], number[S_END]
+    if slots.frozen[i]:
+        return
+    start, end = slots.reference[i]
     log = bank.log[row[LOG] : row[LOG] + row[LOG_N]]
-    if not slots.frozen[i]:
-        slots.arc[i, 1] = max(slots.arc[i, 1], arc)
-        if end - start >= STANDING_REFERENCE_M:
-            values[PROGRESS] = min(max((slots.arc[i, 1] - start) / (end - start), 0.0), 1.0)
-        else:
-            origin = log[slots.handover[i]]
-            away = math.hypot(state[0] - origin[0], state[1] - origin[1])
-            values[PROGRESS] = 1.0 if away <= STANDING_REFERENCE_M else 0.0
-        valid[PROGRESS] = True
+    slots.arc[i, 1] = max(slots.arc[i, 1], arc)
+    if end - start >= STANDING_REFERENCE_M:
+        values[PROGRESS] = min(max((slots.arc[i, 1] - start) / (end - start), 0.0), 1.0)
+    else:
+        # To stay means not to have been away either.
+        origin = log[slots.handover[i]]
+        away = math.hypot(state[0] - origin[0], state[1] - origin[1]) > STANDING_REFERENCE_M
+        values[PROGRESS] = 0.0 if away or (valid[PROGRESS] and values[PROGRESS] == 0.0) else 1.0
+    valid[PROGRESS] = True
     known = step < row[LOG_N]
     valid[TO_GT] = known
     valid[ALONG_TRACK] = known
@@ -298,8 +329,15 @@ def begin(bank, slots, rows, scenes, handovers, starts):
         slots.control[i] = np.nan
         slots.measures[i] = 0.0
         slots.valid[i] = False
-        segment, _, _ = project(bank, scene, 0, log[starts[r], 0], log[starts[r], 1], 0.0, 1e18)
-        slots.segment[i] = segment
+        # Along the log, so that each place is found on its own branch where the route passes itself.
+        segment, arc, _ = project(bank, scene, 0, log[0, 0], log[0, 1], 0.0, 1e18)
+        for k in range(len(log)):
+            segment, arc, _ = project(bank, scene, segment, log[k, 0], log[k, 1], 10.0, 40.0)
+            if k == starts[r]:
+                slots.segment[i] = segment
+            if k == handovers[r]:
+                slots.reference[i, 0] = arc
+        slots.reference[i, 1] = arc
         if starts[r] == handovers[r]:
             _hand_over(bank, slots, i)
 
@@ -309,7 +347,7 @@ def _hand_over(bank, slots, i):
     """The initial sample: what overlaps or is outside now is an initial fault, not the policy's doing."""
     scene, state = slots.scene[i], slots.state[i]
     slots.off[i] = not _inside(bank, scene, state)
-    touching, _ = _contacts(bank, scene, state, state, slots.step[i], slots.hit[i], False)
+    touching, _ = _contacts(bank, scene, slots.segment[i], state, state, slots.step[i], slots.hit[i], False)
     slots.arc[i] = -1e18
     slots.measures[i] = 0.0
     slots.valid[i] = False
@@ -345,10 +383,16 @@ def advance(bank, slots, rows, inner_steps, plan_step_s, end_on, last_steps, eve
         number = bank.numbers[scene]
         row = bank.rows[scene]
         events[r] = 0
+        if slots.frozen[i]:
+            # An end event is past: what counts up to it is kept, the rest is no longer defined.
+            for m in range(ALONG_TRACK, INITIAL):
+                slots.valid[i, m] = False
         for inner in range(inner_steps):
             if slots.step[i] < slots.handover[i]:
                 slots.step[i] += 1
                 slots.state[i] = slots.trail[i, slots.step[i]]
+                segment, _, _ = project(bank, scene, slots.segment[i], state[0], state[1], 10.0, 40.0)
+                slots.segment[i] = segment
                 if slots.step[i] == slots.handover[i]:
                     _hand_over(bank, slots, i)
                     break
@@ -357,7 +401,8 @@ def advance(bank, slots, rows, inner_steps, plan_step_s, end_on, last_steps, eve
             lateral_before = before[3] * before[3] * before[5]
             if not math.isnan(slots.control[i, 0]):
                 acceleration = slots.control[i, 0]
-                curvature = math.tan(slots.control[i, 1]) / number[WHEELBASE]
+                steering = min(max(slots.control[i, 1], -STEERING_MAX_RAD), STEERING_MAX_RAD)
+                curvature = math.tan(steering) / number[WHEELBASE]
             else:
                 # The plan in the present rig frame, from its first point that lies ahead in time.
                 elapsed = inner * STEP_S
@@ -382,7 +427,7 @@ def advance(bank, slots, rows, inner_steps, plan_step_s, end_on, last_steps, eve
             slots.trail[i, slots.step[i]] = state
             happened = 0
             if not slots.frozen[i]:
-                new, fault = _contacts(bank, scene, before, state, slots.step[i], slots.hit[i], True)
+                new, fault = _contacts(bank, scene, slots.segment[i], before, state, slots.step[i], slots.hit[i], True)
                 slots.measures[i, COLLISIONS] += new
                 slots.measures[i, AT_FAULT] += fault
                 outside = not _inside(bank, scene, state)
@@ -393,9 +438,9 @@ def advance(bank, slots, rows, inner_steps, plan_step_s, end_on, last_steps, eve
                 if new > 0:
                     happened |= EVENT_COLLISION
             _report(bank, slots, i, before[4], lateral_before)
-            slots.valid[i, JERK] = True
             if not slots.frozen[i]:
-                standing = number[S_END] - number[S_START] < STANDING_REFERENCE_M
+                slots.valid[i, JERK] = True
+                standing = slots.reference[i, 1] - slots.reference[i, 0] < STANDING_REFERENCE_M
                 if not standing and slots.measures[i, PROGRESS] >= 0.99:
                     happened |= EVENT_GOAL
                 slots.frozen[i] = happened != 0
