@@ -52,6 +52,7 @@ GRPC = {"grpc", "grpc_health", "google"}
 GRPC_ANYWHERE = re.compile(
     r"alpagym_runtime\.(simulators\.alpasim|simulators\.embedded\.server\w*|testing)(\.|$)",
 )
+LOADS = ("torch.load", "yaml.load")
 CODE_FROM_DATA = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 
 
@@ -237,12 +238,12 @@ def test_data_is_never_run_as_code():
     violations = []
     for module in MODULES:
         violations += [f"{found.at}: imports {found.top}" for found in imports(module) if found.top in CODE_FROM_DATA]
+        safe = safe_loads(module.tree)
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Call):
                 violations += [f"{module.at(node)}: {text}" for text in unsafe_call(node)]
-            elif isinstance(node, ast.Attribute) and ast.unparse(node) in ("torch.load", "yaml.load"):
-                if node not in safe_loads(module.tree):
-                    violations.append(f"{module.at(node)}: {ast.unparse(node)}")
+            elif isinstance(node, ast.Attribute) and node not in safe and ast.unparse(node) in LOADS:
+                violations.append(f"{module.at(node)}: {ast.unparse(node)}")
     report(violations)
 
 

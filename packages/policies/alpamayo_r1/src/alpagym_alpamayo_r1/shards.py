@@ -270,6 +270,7 @@ def write_shards(
         # clone: two names may share storage, and a file's storage is read-only.
         tensors = {name: tensor(name).detach().contiguous().cpu().clone() for name in names}
         save_file(tensors, folder / file, metadata={"format": "pt"})
+        (folder / file).chmod(0o644)
         where |= dict.fromkeys(names, file)
     write_json(folder / INDEX, {"metadata": {"total_size": sum(i.bytes for i in infos.values())}, "weight_map": where})
     return where

@@ -19,6 +19,7 @@ from alpagym_alpamayo_r1.model import AlpamayoModel
 from alpagym_alpamayo_r1.processing import Processor, Sample, make_image_processor
 from alpagym_alpamayo_r1.prompt import DEFAULT_CAMERAS, REQUESTS, SYSTEM
 from alpagym_alpamayo_r1.vocabulary import MARKERS_1, MARKERS_1_5, marker
+from alpagym_plugins import check_choice
 from alpagym_runtime.files import write_json
 
 BASE_WORDS = (
@@ -192,6 +193,13 @@ def make_tiny(
     model = AlpamayoModel(architecture).eval()
     torch.random.set_rng_state(state)
     return model, Processor(tokenizer, make_image_processor(architecture), architecture)
+
+
+def release_layout(version: str) -> Layout:
+    """The layout of a release by its version, "1" or "1.5"."""
+    releases = {layout.name: layout for layout in (RELEASE_1, RELEASE_1_5)}
+    check_choice("release", version, releases)
+    return releases[version]
 
 
 def save_tiny(directory: Path, model: AlpamayoModel, processor: Processor, *, max_shard_bytes: int = 1 << 32) -> None:
