@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from alpagym_alpamayo_r1.architecture import LAYOUTS as RELEASES
-from alpagym_alpamayo_r1.processing import place, trajectory_bins
+from alpagym_alpamayo_r1.processing import Processor, make_image_processor, place, trajectory_bins
 from alpagym_alpamayo_r1.prompt import IMAGE, LAYOUTS, PromptLayout, render
 from alpagym_alpamayo_r1.tiny import TinySize, make_tiny
 from alpagym_alpamayo_r1.tiny import example_drive as drive
@@ -134,12 +136,12 @@ def test_pictures_are_resized_without_torchvision(tiny):
     assert batch.pixel_values.abs().max() <= 1.0
 
 
-def test_released_picture_size():
+def test_released_picture_size(tiny):
     # 1080x1920 in 163,840 … 196,608 px: 320x576, 180 tokens a picture.
-    _, processor = make_tiny(TinySize(future_bins=3, history_bins=3))
-    processor.image_processor.size = {"shortest_edge": 163_840, "longest_edge": 196_608}
-    processor.image_processor.min_pixels, processor.image_processor.max_pixels = 163_840, 196_608
-    _, grid = processor.images([np.zeros((1080, 1920, 3), np.uint8)])
+    _, processor = tiny
+    released = replace(processor.architecture, min_pixels=163_840, max_pixels=196_608)
+    again = Processor(processor.tokenizer, make_image_processor(released), released)
+    _, grid = again.images([np.zeros((1080, 1920, 3), np.uint8)])
     assert grid.tolist() == [[1, 20, 36]]
 
 

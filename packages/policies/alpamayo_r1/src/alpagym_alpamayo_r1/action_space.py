@@ -3,7 +3,8 @@
 Decoding integrates exactly; encoding solves four small regularised least-squares problems, all rows at once. Whatever
 the dtype of the input, the solves run in float64: upstream's float32 solves differ by up to 3e-4 (normalised), and near
 standstill, where curvature is heading change over almost no distance, single precision is what makes them explode
-(NVlabs/alpamayo issue 113). A ridge bounds what remains: |curvature| <= 50 · heading change a step.
+(NVlabs/alpamayo issue 113). The ridge r = 1e-4 bounds what remains, in the 2-norm over the steps: |curvature| <=
+r^-1/2 |heading changes|, that is 100 of them.
 
 Frames: everything is in the rig frame of the last history pose, whose position is the origin and whose yaw is 0.
 
