@@ -14,10 +14,12 @@ from alpagym_alpamayo_r1.action_expert import FourierFeatures, euler, flow_loss,
 from alpagym_alpamayo_r1.architecture import BACKBONES, LAYOUTS, read_architecture
 from alpagym_alpamayo_r1.checkpoints import expected_shapes
 from alpagym_alpamayo_r1.prompt import LAYOUTS as PROMPTS
+from alpagym_alpamayo_r1.sampling import complete, log_distribution, reason_then_denoise
 from alpagym_alpamayo_r1.targets import TARGETS
 from alpagym_alpamayo_r1.tiny import TinySize, make_config, make_tiny
 from alpagym_alpamayo_r1.tiny import example_drive as drive
 from alpagym_plugins import ConfigError
+from alpagym_runtime.types import Sampling
 
 SMALL = TinySize(future_bins=300, history_bins=100)
 
@@ -109,6 +111,52 @@ def test_writing_stops_at_a_token(tiny):
     with torch.no_grad():
         written = model.write(model.read(batch), lambda _, step: script[:, step], 5, stop_id=9)
     assert written.tolist() == [[1, 2, 9], [1, 9, 9]]
+
+
+def test_top_p_keeps_the_smallest_set_that_holds_it():
+    # 0.5, 0.3, 0.2 at top-p 0.6: the first two, renormalised to 5/8 and 3/8.
+    logits = torch.tensor([0.2, 0.5, 0.3]).log()
+    kept = log_distribution(logits, Sampling(top_p=0.6), None).exp()
+    np.testing.assert_allclose(kept, [0, 0.625, 0.375], atol=1e-6)
+    # A token that was chosen stays in, whatever the last bits say: 0.2, 0.5, 0.3 again.
+    forced = log_distribution(logits, Sampling(top_p=0.6), torch.tensor(0)).exp()
+    np.testing.assert_allclose(forced, [0.2, 0.5, 0.3], atol=1e-6)
+    # Temperature 0.5 squares: 0.25, 0.09, 0.04 over 0.38.
+    np.testing.assert_allclose(
+        log_distribution(logits, Sampling(temperature=0.5), None).exp(), [0.04 / 0.38, 0.25 / 0.38, 0.09 / 0.38],
+        atol=1e-6,
+    )  # fmt: skip
+
+
+def test_completions_follow_their_seeds(tiny):
+    model, processor = tiny
+    batch = processor.encode([drive(8.0)] * 3, PROMPTS["rl_1_5"], generate=True)
+    stop = processor.id_of("traj_future_end")
+    with torch.no_grad():
+        prefix = model.read(batch)
+    sampling = Sampling(temperature=0.6, top_p=0.98)
+    seeds = np.array([1, 2, 1], np.uint64)
+    one = complete(model, prefix, seeds, sampling, steps=12, stop_id=stop)
+    assert torch.equal(one.ids[0], one.ids[2])
+    assert not torch.equal(one.ids[0], one.ids[1])
+    assert (one.log_prob <= 0).all()
+    first, words = model.architecture.first_id, model.architecture.traj_vocab_size
+    barred = complete(model, prefix, seeds, sampling, steps=12, stop_id=stop, bar_trajectory=True)
+    assert not ((barred.ids >= first) & (barred.ids < first + words)).any()
+
+
+def test_reasoning_comes_before_the_experts_plan(tiny):
+    model, processor = tiny
+    batch = processor.encode([drive(8.0), drive(12.0)], PROMPTS["rl_1_5"], generate=True)
+    noise = torch.randn(2, 64, 2, generator=torch.Generator().manual_seed(0))
+    seeds = np.array([1, 2], np.uint64)
+    written, actions = reason_then_denoise(model, batch, seeds, Sampling(), noise, steps=6)
+    assert written.ids.shape[0] == 2
+    assert written.mask[:, 0].all()
+    assert actions.isfinite().all()
+    # Other words before it, another plan.
+    _, others = reason_then_denoise(model, batch, seeds + np.uint64(5), Sampling(), noise, steps=6)
+    assert not torch.equal(actions, others)
 
 
 def test_a_prefix_ends_at_the_last_marker_whatever_follows(tiny):

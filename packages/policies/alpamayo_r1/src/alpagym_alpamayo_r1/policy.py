@@ -24,6 +24,7 @@ from alpagym_alpamayo_r1.config import CAMERA_NAMES, Alpamayo1Config, Alpamayo15
 from alpagym_alpamayo_r1.model import AlpamayoModel
 from alpagym_alpamayo_r1.processing import Batch, Processor, Sample
 from alpagym_alpamayo_r1.prompt import PromptLayout
+from alpagym_alpamayo_r1.sampling import inverse_draw, log_distribution
 from alpagym_alpamayo_r1.tiny import TinySize, make_tiny
 from alpagym_plugins import ConfigError
 from alpagym_runtime.geometry import wrap_angle
@@ -79,7 +80,7 @@ class AlpamayoPolicy:
         bins = np.asarray(decisions.trace["tokens"])
         factors, entropies = [], []
         for rows, batch in self._forwards(observations, len(bins)):
-            log_probs = _distribution(self._logits(batch, bins[rows]), sampling, self._tensor(bins[rows]))
+            log_probs = log_distribution(self._logits(batch, bins[rows]), sampling, self._tensor(bins[rows]))
             chosen = log_probs.gather(-1, self._tensor(bins[rows])[..., None])[..., 0]
             factors.append(chosen)
             # exp(-inf) · -inf is NaN, also in the gradient.
@@ -115,8 +116,8 @@ class AlpamayoPolicy:
         log_probs: list[Tensor] = []
 
         def choose(logits: Tensor, step: int) -> Tensor:
-            among = _distribution(logits[:, first : first + bins_of], sampling, None)
-            bins = among.argmax(-1) if sampling.mode == "mean" else _inverse(among, draws[:, step])
+            among = log_distribution(logits[:, first : first + bins_of], sampling, None)
+            bins = among.argmax(-1) if sampling.mode == "mean" else inverse_draw(among, draws[:, step])
             log_probs.append(among.gather(-1, bins[:, None])[:, 0])
             return bins + first
 
@@ -222,32 +223,6 @@ def known_history(
     back = np.stack([steps * np.cos(start_yaw), steps * np.sin(start_yaw), np.zeros_like(steps)], -1)
     xyz = np.where(known[..., None], history_rig[..., :3], start - back)
     return xyz.astype(np.float32), np.where(known, yaw, start_yaw).astype(np.float32)
-
-
-def _distribution(logits: Tensor, sampling: Sampling, chosen: Tensor | None) -> Tensor:
-    """Log-probabilities [...,V] f64 after temperature and top-p; -inf outside the nucleus.
-
-    The nucleus is the smallest set of the most likely bins that holds `top_p`; `chosen` [...] is always in it, since a
-    re-scored logit may differ in its last bit from the one that was sampled from.
-    """
-    log_probs = torch.log_softmax(logits.double() / sampling.temperature, -1)
-    if sampling.top_p >= 1.0:
-        return log_probs
-    ordered, order = torch.sort(log_probs.detach(), dim=-1, descending=True, stable=True)
-    before = ordered.exp().cumsum(-1) - ordered.exp()
-    inside = torch.zeros_like(log_probs, dtype=torch.bool).scatter(-1, order, before < sampling.top_p)
-    if chosen is not None:
-        inside = inside.scatter(-1, chosen[..., None], True)
-    return torch.log_softmax(torch.where(inside, log_probs, -torch.inf), -1)
-
-
-def _inverse(log_probs: Tensor, draws: Tensor) -> Tensor:
-    """Bins [B] whose cumulative probability passes uniform numbers [B]."""
-    cumulative = log_probs.exp().cumsum(-1)
-    at = torch.searchsorted(cumulative, (draws * cumulative[:, -1])[:, None], right=True)[:, 0]
-    # Rounding may point behind the last bin that is possible.
-    last = log_probs.shape[-1] - 1 - torch.isfinite(log_probs).flip(-1).int().argmax(-1)
-    return torch.minimum(at, last)
 
 
 def tiny_policy(config: AlpamayoTinyConfig, device: str) -> AlpamayoPolicy:
