@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from alpagym_host.checkpoint_commands import checkpoint
 from alpagym_plugins import GROUPS, ConfigError, PluginError
 
 if TYPE_CHECKING:
@@ -28,8 +29,9 @@ app = typer.Typer(
 )
 scenes = typer.Typer(help="Look at datasets.", no_args_is_help=True)
 app.add_typer(scenes, name="scenes")
+app.add_typer(checkpoint, name="checkpoint")
 
-_COMMANDS = ("train", "evaluate", "resume", "plugins", "scenes")
+_COMMANDS = ("train", "evaluate", "resume", "plugins", "scenes", "checkpoint")
 
 Overrides = Annotated[
     list[str] | None,

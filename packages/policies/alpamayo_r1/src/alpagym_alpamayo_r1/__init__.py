@@ -1,0 +1,1 @@
+"""Alpamayo 1 and 1.5: trajectory tokenizers, prompts, models and checkpoints."""

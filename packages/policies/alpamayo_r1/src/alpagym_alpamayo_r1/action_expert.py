@@ -1,0 +1,119 @@
+"""The action expert: a narrow decoder that turns noise into actions while it reads the language model's memory.
+
+Flow matching: x_t = t · x + (1 - t) · noise, and the expert predicts x - noise. In training t = 0.999 · (1 - Beta(1.5,
+1)), which looks mostly at noisy actions; at inference ten Euler steps go from t = 0 to 1. The T action tokens see each
+other (not causally) and every valid token of the prefix up to `<|traj_future_start|>`.
+
+Parameter names are those of the released checkpoints: `encoder.trunk.<i>`, `norm`, `layers.<i>`.
+
+Source: sizes, names and schedule as published by NVlabs/alpamayo; flow matching arXiv:2210.02747.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+TIME_SCALE = 0.999
+TIME_ALPHA = 1.5
+NORM_EPS = 1e-5
+
+
+class FourierFeatures(nn.Module):
+    """sqrt 2 · (sin, cos) of 2π f x for `count / 2` frequencies f, log-spaced from 1 to `max_freq`; always float32.
+
+    The frequencies are a function of the configuration and no weight: they are in no checkpoint. `rounded` gives them
+    bfloat16's precision, as the bfloat16 releases had them when they were trained.
+    """
+
+    freqs: Tensor
+
+    def __init__(self, count: int, max_freq: float, rounded: bool) -> None:
+        super().__init__()
+        freqs = torch.logspace(0.0, math.log10(max_freq), count // 2)
+        self.rounded = rounded
+        self.register_buffer("freqs", freqs.bfloat16().float() if rounded else freqs, persistent=False)
+
+    def forward(self, values: Tensor) -> Tensor:
+        """[...] to [...,count]."""
+        angle = values.float()[..., None] * self.freqs.float() * (2.0 * math.pi)
+        return torch.cat([torch.sin(angle), torch.cos(angle)], -1) * math.sqrt(2.0)
+
+
+class Trunk(nn.Module):
+    """`layers` hidden layers of Linear and SiLU with RMS norms between, then a linear one."""
+
+    def __init__(self, inputs: int, hidden: int, outputs: int, layers: int) -> None:
+        super().__init__()
+        parts: list[nn.Module] = [nn.Linear(inputs, hidden), nn.SiLU()]
+        for _ in range(layers - 1):
+            parts += [nn.RMSNorm(hidden, eps=NORM_EPS), nn.Linear(hidden, hidden), nn.SiLU()]
+        self.trunk = nn.Sequential(*parts, nn.RMSNorm(hidden, eps=NORM_EPS), nn.Linear(hidden, outputs))
+
+    def forward(self, values: Tensor) -> Tensor:
+        """[...,inputs] to [...,outputs]."""
+        return self.trunk(values)
+
+
+class ActionInput(nn.Module):
+    """Noisy actions and time to one embedding a way-point."""
+
+    def __init__(
+        self,
+        dimensions: int,
+        width: int,
+        *,
+        hidden_size: int = 1024,
+        num_enc_layers: int = 4,
+        num_fourier_feats: int = 20,
+        max_freq: float = 100.0,
+        rounded: bool = False,
+    ) -> None:
+        super().__init__()
+        self.sinus = nn.ModuleList(
+            [FourierFeatures(num_fourier_feats, max_freq, rounded) for _ in range(dimensions)]
+        )  # one a dimension, as the releases name them; all alike
+        self.timestep_fourier_encoder = FourierFeatures(num_fourier_feats, max_freq, rounded)
+        self.encoder = Trunk((dimensions + 1) * num_fourier_feats, hidden_size, width, num_enc_layers)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, actions: Tensor, time: Tensor) -> Tensor:
+        """Actions [B,T,D] and times [B] to [B,T,width]."""
+        features = [encode(actions[..., i]) for i, encode in enumerate(self.sinus)]
+        clock = self.timestep_fourier_encoder(time)[:, None].expand(-1, actions.shape[1], -1)
+        return self.norm(self.encoder(torch.cat([*features, clock], -1).to(self.norm.weight.dtype)))
+
+
+Velocity = Callable[[Tensor, Tensor], Tensor]
+"""(x_t [B,T,D], t [B]) to dx/dt [B,T,D]."""
+
+
+def euler(velocity: Velocity, noise: Tensor, steps: int) -> Tensor:
+    """Actions [B,T,D] f32 from noise [B,T,D] at t = 0, by equal Euler steps to t = 1."""
+    x, dt = noise.float(), 1.0 / steps
+    for k in range(steps):
+        x = x + dt * velocity(x, torch.full((len(x),), k * dt, device=x.device)).float()
+    return x
+
+
+def training_times(uniform: Tensor) -> Tensor:
+    """T [B] from uniform numbers [B] in [0, 1): 0.999 · (1 - Beta(1.5, 1)), by the inverse of its distribution."""
+    return TIME_SCALE * (1.0 - uniform ** (1.0 / TIME_ALPHA))
+
+
+def flow_loss(velocity: Velocity, actions: Tensor, noise: Tensor, time: Tensor) -> Tensor:
+    """[B] mean squared error of the predicted velocity, at x_t = t x + (1 - t) noise.
+
+    Args:
+        velocity: the expert.
+        actions: targets [B,T,D], normalised.
+        noise: [B,T,D] standard normal.
+        time: [B] in [0, 1).
+
+    """
+    t = time[:, None, None]
+    error = velocity(t * actions + (1.0 - t) * noise, time).float() - (actions - noise)
+    return (error * error).mean((-2, -1))

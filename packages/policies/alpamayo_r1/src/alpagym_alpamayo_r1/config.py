@@ -1,0 +1,172 @@
+"""Options of the Alpamayo policies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from alpagym_plugins import ConfigError, check_choice, check_range
+
+if TYPE_CHECKING:
+    from alpagym_alpamayo_r1.policy import AlpamayoPolicy
+    from alpagym_runtime.types import PolicySpec
+
+# In the order of their index in prompts; an observation's field is `camera_<name>`.
+CAMERA_NAMES = (
+    "cross_left_120fov",
+    "front_wide_120fov",
+    "cross_right_120fov",
+    "rear_left_70fov",
+    "rear_tele_30fov",
+    "rear_right_70fov",
+    "front_tele_30fov",
+)
+RELEASED_CAMERAS = ("cross_left_120fov", "front_wide_120fov", "cross_right_120fov", "front_tele_30fov")
+HEADS = ("tokens", "expert")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass
+class ModelSection:
+    """Which weights, and how they are held.
+
+    Attributes:
+        path: converted checkpoint directory (`alpagym checkpoint convert`).
+        dtype: auto (as in the files) | float32 | bfloat16 | float16.
+        attention: sdpa | eager | flash_attention_2. flash_attention_2 does not take the expert's mask.
+
+    """
+
+    path: str = ""
+    dtype: str = "auto"
+    attention: str = "sdpa"
+
+    def __post_init__(self) -> None:
+        check_choice("dtype", self.dtype, DTYPES)
+        check_choice("attention", self.attention, ("sdpa", "eager", "flash_attention_2"))
+
+
+@dataclass
+class _Driving:
+    """What all Alpamayo policies share.
+
+    Attributes:
+        head: tokens (128 trajectory tokens; trainable) | expert (flow matching; acts only).
+        cameras: which it sees, in the order of `CAMERA_NAMES`.
+        frames: pictures a camera, 0.1 s apart.
+        height, width: px of a rendered picture.
+        rows: observations of one forward; a batch is cut into forwards of exactly this many, the last one padded, so
+            that a row's bits do not depend on its company.
+
+    """
+
+    head: str = "tokens"
+    cameras: list[str] = field(default_factory=lambda: list(RELEASED_CAMERAS))
+    frames: int = 4
+    height: int = 320
+    width: int = 576
+    rows: int = 8
+
+    def __post_init__(self) -> None:
+        check_choice("head", self.head, HEADS)
+        for name in self.cameras:
+            check_choice("cameras", name, CAMERA_NAMES)
+        if self.cameras != sorted(set(self.cameras), key=CAMERA_NAMES.index):
+            raise ConfigError(
+                f"must be in this order, each once: {', '.join(CAMERA_NAMES)}; got {', '.join(self.cameras)}",
+                key="cameras",
+            )
+        check_range("frames", self.frames, minimum=1, maximum=16)
+        for key in ("height", "width"):
+            check_range(key, getattr(self, key), minimum=32, maximum=4096)
+        check_range("rows", self.rows, minimum=1, maximum=1024)
+
+    def spec(self) -> PolicySpec:
+        """What it reads and answers; needs no torch."""
+        from alpagym_runtime.types import PolicySpec
+
+        return PolicySpec(
+            fields=("ego_history_rig", "ego_dynamics_rig"),
+            cameras=dict.fromkeys(self.cameras, (self.height, self.width)),
+            frames=self.frames,
+        )
+
+
+@dataclass
+class AlpamayoTinyConfig(_Driving):
+    """An Alpamayo of 0.8 million random weights, made locally: for tests and for trying a pipeline out on a CPU.
+
+    Same words, prompt and architecture as 1.5. It sees no camera by default, so that it runs in every world.
+
+    Attributes:
+        hidden: width of its layers.
+        seed: of the first weights.
+
+    """
+
+    cameras: list[str] = field(default_factory=list)
+    height: int = 64
+    width: int = 96
+    hidden: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("hidden", self.hidden, minimum=16, maximum=1024)
+        if self.hidden % 8:
+            raise ConfigError(f"must be a multiple of 8, got {self.hidden}", key="hidden")
+        check_range("seed", self.seed, minimum=0, maximum=2**63 - 1)
+
+    def build(self, device: str = "cpu") -> AlpamayoPolicy:
+        """The policy with fresh weights."""
+        policy = _policy_module("alpamayo_tiny")
+        return policy.tiny_policy(self, device)
+
+
+@dataclass
+class _Released(_Driving):
+    model: ModelSection = field(default_factory=ModelSection)
+
+    def _build(self, name: str, device: str) -> AlpamayoPolicy:
+        if not self.model.path:
+            raise ConfigError("give a converted checkpoint: policy.model.path=DIR", key="policy.model.path")
+        policy = _policy_module(name)
+        return policy.load_policy(self, device)
+
+
+@dataclass
+class Alpamayo1Config(_Released):
+    """Alpamayo 1 from a converted checkpoint.
+
+    Attributes:
+        model: which weights.
+
+    """
+
+    def build(self, device: str = "cpu") -> AlpamayoPolicy:
+        """The policy with the checkpoint's weights."""
+        return self._build("alpamayo_1", device)
+
+
+@dataclass
+class Alpamayo15Config(_Released):
+    """Alpamayo 1.5 from a converted checkpoint.
+
+    Attributes:
+        model: which weights.
+
+    """
+
+    def build(self, device: str = "cpu") -> AlpamayoPolicy:
+        """The policy with the checkpoint's weights."""
+        return self._build("alpamayo_1_5", device)
+
+
+def _policy_module(name: str):  # type: ignore[no-untyped-def]
+    try:
+        from alpagym_alpamayo_r1 import policy
+    except ImportError as err:
+        raise ConfigError(
+            f"policy {name!r} needs the module {err.name!r}: pip install 'alpagym-alpamayo-r1[torch]'", key="policy"
+        ) from err
+    return policy

@@ -1,0 +1,141 @@
+"""Drawing tokens: temperature, top-p and counter-based noise, the same for writing and for re-scoring.
+
+A row's draws are a function of its seed and the step alone, so a completion does not depend on what is written beside
+it (beyond the last bits of the logits).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from alpagym_alpamayo_r1.model import AlpamayoModel, Prefix
+from alpagym_alpamayo_r1.processing import Batch
+from alpagym_runtime.random import uniform
+from alpagym_runtime.types import Sampling
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What a model wrote after B prompts.
+
+    Attributes:
+        ids: [B,S] i64.
+        log_prob: [B,S] f32 under the sampling it was drawn with.
+        mask: [B,S] bool, True up to and with the stop token.
+
+    """
+
+    ids: Tensor
+    log_prob: Tensor
+    mask: Tensor
+
+
+def complete(
+    model: AlpamayoModel,
+    prefix: Prefix,
+    seeds: NDArray[np.uint64],
+    sampling: Sampling,
+    *,
+    steps: int,
+    stop_id: int,
+    bar_trajectory: bool = False,
+) -> Completion:
+    """Write freely until the stop token, for example reasoning and then a plan's tokens.
+
+    Args:
+        model: who writes.
+        prefix: B prompts, read.
+        seeds: [B] u64.
+        sampling: temperature, top-p and mode.
+        steps: most tokens.
+        stop_id: ends a row.
+        bar_trajectory: never write trajectory tokens: the expert makes the plan.
+
+    """
+    draws = torch.from_numpy(uniform(seeds, steps)).to(prefix.valid.device)
+    first = model.architecture.first_id
+    log_probs: list[Tensor] = []
+
+    def choose(logits: Tensor, step: int) -> Tensor:
+        if bar_trajectory:
+            logits = logits.clone()
+            logits[:, first : first + model.architecture.traj_vocab_size] = -torch.inf
+        among = log_distribution(logits, sampling, None)
+        ids = among.argmax(-1) if sampling.mode == "mean" else inverse_draw(among, draws[:, step])
+        log_probs.append(among.gather(-1, ids[:, None])[:, 0])
+        return ids
+
+    with torch.no_grad():
+        ids = model.write(prefix, choose, steps, stop_id)
+    stops = (ids == stop_id).long()
+    return Completion(ids, torch.stack(log_probs, -1).float(), stops.cumsum(-1) - stops == 0)
+
+
+def reason_then_denoise(
+    model: AlpamayoModel,
+    batch: Batch,
+    seeds: NDArray[np.uint64],
+    sampling: Sampling,
+    noise: Tensor,
+    *,
+    steps: int,
+) -> tuple[Completion, Tensor]:
+    """The releases' inference: write reasoning up to `<|traj_future_start|>`, then let the expert make the plan.
+
+    Args:
+        model: with an action expert.
+        batch: prompts that end where the reasoning begins.
+        seeds: [B] u64.
+        sampling: of the reasoning.
+        noise: [B,T,2] standard normal, for the expert.
+        steps: most tokens of reasoning; a row that has not come to the marker by then gets it.
+
+    Returns:
+        What was written, and normalised actions [B,T,2].
+
+    """
+    marker = model.architecture.marker_ids["future_start"]
+    with torch.no_grad():
+        written = complete(model, model.read(batch), seeds, sampling, steps=steps, stop_id=marker, bar_trajectory=True)
+        ended = torch.cat([written.ids, torch.full_like(written.ids[:, :1], marker)], 1)
+        # The first marker of a row counts; what follows it is masked, whatever it is.
+        stops = (ended == marker).long()
+        valid = (stops.cumsum(-1) - stops == 0).long()
+        ended = torch.where(valid.bool(), ended, 0)
+        longer = replace(
+            batch,
+            input_ids=torch.cat([batch.input_ids, ended], 1),
+            attention_mask=torch.cat([batch.attention_mask, valid], 1),
+        )
+        return written, model.sample_actions(model.read_up_to(longer, marker), noise)
+
+
+def log_distribution(logits: Tensor, sampling: Sampling, chosen: Tensor | None) -> Tensor:
+    """Log-probabilities [...,V] f64 after temperature and top-p; -inf outside the nucleus.
+
+    The nucleus is the smallest set of the most likely bins that holds `top_p`; `chosen` [...] is always in it, since a
+    re-scored logit may differ in its last bit from the one that was sampled from.
+    """
+    log_probs = torch.log_softmax(logits.double() / sampling.temperature, -1)
+    if sampling.top_p >= 1.0:
+        return log_probs
+    ordered, order = torch.sort(log_probs.detach(), dim=-1, descending=True, stable=True)
+    before = ordered.exp().cumsum(-1) - ordered.exp()
+    inside = torch.zeros_like(log_probs, dtype=torch.bool).scatter(-1, order, before < sampling.top_p)
+    if chosen is not None:
+        inside = inside.scatter(-1, chosen[..., None], True)
+    return torch.log_softmax(torch.where(inside, log_probs, -torch.inf), -1)
+
+
+def inverse_draw(log_probs: Tensor, draws: Tensor) -> Tensor:
+    """Bins [B] whose cumulative probability passes uniform numbers [B]."""
+    cumulative = log_probs.exp().cumsum(-1)
+    at = torch.searchsorted(cumulative, (draws * cumulative[:, -1])[:, None], right=True)[:, 0]
+    # Rounding may point behind the last bin that is possible.
+    last = log_probs.shape[-1] - 1 - torch.isfinite(log_probs).flip(-1).int().argmax(-1)
+    return torch.minimum(at, last)
