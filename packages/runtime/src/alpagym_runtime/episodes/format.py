@@ -12,10 +12,12 @@ changes. Nothing in a file is code.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import mmap
 import os
+import shutil
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -36,6 +38,7 @@ from alpagym_runtime.episodes.frames import (
     unique_frames,
 )
 from alpagym_runtime.errors import CorruptFileError
+from alpagym_runtime.files import replacing
 from alpagym_runtime.types import (
     Ended,
     Episode,
@@ -245,6 +248,35 @@ def to_bytes(episode: Episode, frames: FrameMode = "seen") -> bytes:
     with pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
     return bytes(sink.getvalue())
+
+
+def save(episode: Episode, path: Path, frames: FrameMode, *, durable: bool = True, remedy: str) -> int:
+    """Write an episode under its final name in one step, whole or not at all; returns the file's size in bytes.
+
+    Args:
+        episode: what to write.
+        path: where; a file there is replaced.
+        frames: what becomes of its pictures.
+        durable: whether it survives a power cut.
+        remedy: what the user can do if the disk refuses, for the error.
+
+    Raises:
+        OSError: the disk is full, read-only or gone; names path, size, what is free, and the remedy.
+
+    """
+    try:
+        with replacing(path, durable=durable) as temporary:
+            write(episode, temporary, frames)
+            size = temporary.stat().st_size
+    except OSError as err:
+        free = ""
+        with contextlib.suppress(OSError):
+            free = f"; {shutil.disk_usage(path.parent).free / 1e6:.0f} MB are free there"
+        reason = os.strerror(err.errno) if err.errno else str(err)
+        raise OSError(
+            f"cannot write {path} ({episode_bytes(episode) / 1e6:.1f} MB of arrays): {reason}{free}; {remedy}"
+        ) from err
+    return size
 
 
 class EpisodeFile:
@@ -480,13 +512,8 @@ class EpisodeFile:
                 data = self._view(buffers[2 + int(views["buffer"][i])], np.dtype("u1"), end)[start:]
             if verify and zlib.crc32(data) != plain["crc32"][i]:
                 raise self._corrupt(f"the checksum of frame {plain['frame_id'][i]} ({plain['camera'][i]}) differs")
-            names = ("camera", "frame_id", "time_us")
-            rest = ("format", "height", "width", "pixels_crc32", "slot")
-            out.append(
-                StoredFrame(
-                    *(plain[n][i] for n in names), int(ticks[i]), *(plain[n][i] for n in rest), data.view(np.uint8)
-                )
-            )
+            row = {n: values[i] for n, values in plain.items() if n != "crc32"}
+            out.append(StoredFrame(**row, tick=int(ticks[i]), data=data.view(np.uint8)))
         return out
 
     def _contiguous(self, table: list[StoredFrame], index: NDArray[Any], size: int) -> NDArray[np.uint8] | None:
@@ -555,8 +582,9 @@ def _pictures(
             if at >= 0 and at not in used:
                 used.add(at)
                 place[j] = at
-                size = {"height": frame.height, "width": frame.width, "pixels_crc32": frame.pixels_crc32}
-                table[at] = replace(table[at], **size)
+                table[at] = replace(
+                    table[at], height=frame.height, width=frame.width, pixels_crc32=frame.pixels_crc32
+                )
             else:
                 place[j] = len(table)
                 table.append(frame)
@@ -572,7 +600,7 @@ def _pictures(
 
 def _frame_column(frames: list[StoredFrame], rows: int) -> tuple[pa.Array, dict[str, Any]]:
     views = np.zeros(len(frames), _VIEW)
-    buffers = []
+    buffers: list[pa.Buffer] = []
     for i, frame in enumerate(frames):
         data = np.frombuffer(frame.data, np.uint8)
         views["length"][i] = len(data)
@@ -628,7 +656,7 @@ def _crc(*arrays: NDArray[Any]) -> int:
     crc = 0
     for array in arrays:
         if array.size:
-            crc = zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8), crc)
+            crc = zlib.crc32(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)), crc)
     return crc
 
 
