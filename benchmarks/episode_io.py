@@ -10,7 +10,6 @@ in memory where a transport carries them, and the file where a file is written o
 from __future__ import annotations
 
 import argparse
-import resource
 import subprocess
 import sys
 import tempfile
@@ -88,10 +87,12 @@ def files(folder: Path, ticks: int, repeat: int) -> None:
         got = best(lambda: read(path), repeat)  # noqa: B023
         plain = best(lambda: read(path, frames=False), repeat)  # noqa: B023
         pictures, arrays = unique_bytes(episode, frames)
+        memory_mb = episode_bytes(episode) / 1e6
         print(
             f"{frames:8} K={history}: file {size / 1e6:7.1f} MB = {size / (pictures + arrays):.4f} x (frames + arrays), "
             f"write {size / 1e6 / wrote:6.0f} MB/s, read {size / 1e6 / got:6.0f} MB/s, "
-            f"without frames {plain * 1e3:.1f} ms; in memory {episode_bytes(episode) / 1e6:.0f} MB"
+            f"without frames {plain * 1e3:.1f} ms; of {memory_mb:.0f} MB in memory: write {memory_mb / wrote:.0f} MB/s, "
+            f"read {memory_mb / got:.0f} MB/s"
         )
         path.unlink()
 
@@ -137,14 +138,15 @@ def peak(options: argparse.Namespace) -> None:
     if options.peak == "write":
         episode = make_episode(options.ticks, options.history, options.jpeg)
         size = episode_bytes(episode)
-        before = _high_water()
+        before = _reset_peak()
         save(episode, path, options.frames, durable=False, remedy="")
-        extra = _high_water() - before
+        extra = _status("VmHWM") - before
     else:
-        before = _high_water()
+        before = _reset_peak()
         episode = read(path)
+        touch(episode)
         size = episode_bytes(episode)
-        extra = _high_water() - before - size
+        extra = _status("VmHWM") - before - size
         path.unlink()
     print(
         f"{options.frames:8} K={options.history}: {options.action_name} needs {max(extra, 0) / 1e6:.0f} MB beyond the "
@@ -152,9 +154,15 @@ def peak(options: argparse.Namespace) -> None:
     )
 
 
-def _high_water() -> int:
-    # RssAnon of the moment would miss what is freed again; ru_maxrss only rises.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def _reset_peak() -> int:
+    """Resident bytes now; the kernel's high-water mark starts here."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def _status(name: str) -> int:
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:")]
+    return int(line.split()[1]) * 1024
 
 
 def main() -> None:

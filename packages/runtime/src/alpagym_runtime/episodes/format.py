@@ -20,6 +20,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -376,10 +377,20 @@ class EpisodeFile:
         if whole is not None:
             return whole.reshape(rows, count, height, width, 3)
         out = np.empty((rows * count, height, width, 3), np.uint8)
-        first: dict[int, int] = {}
-        for place, j in enumerate(flat.tolist()):
-            out[place] = out[first[j]] if j in first else self._decode(table[j], height, width)
-            first.setdefault(j, place)
+        used, first, inverse = np.unique(flat, return_index=True, return_inverse=True)
+        if any(table[j].format not in (PIXELS, "raw") for j in used.tolist()):
+
+            def work(at: int) -> None:
+                out[first[at]] = self._decode(table[used[at]], height, width)
+
+            # Decoding releases the interpreter; a frame is one task.
+            with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+                list(pool.map(work, range(len(used))))
+        else:
+            for at, j in enumerate(used.tolist()):
+                out[first[at]] = self._decode(table[j], height, width)
+        for place in np.setdiff1d(np.arange(len(flat)), first).tolist():
+            out[place] = out[first[inverse[place]]]
         return out.reshape(rows, count, height, width, 3)
 
     def episode(self, *, frames: bool = True, verify: bool = True) -> Episode:
@@ -489,8 +500,10 @@ class EpisodeFile:
             value, valid = self.column(f"measure.{name}", verify=verify)
             time_us = self.column("observation.time_us", verify=verify).copy()
             return MeasureSeries(time_us, value, valid, about["aggregation"])
-        parts = [self.column(f"series.{name}.{part}", verify=verify).values for part in ("time_us", "value", "valid")]
-        return MeasureSeries(*parts, about["aggregation"])
+        time_us, value, valid = (
+            self.column(f"series.{name}.{part}", verify=verify).values for part in ("time_us", "value", "valid")
+        )
+        return MeasureSeries(time_us, value, valid, about["aggregation"])
 
     def _frames(self, verify: bool) -> list[StoredFrame]:
         column = self._batch.column("frames")
@@ -510,7 +523,7 @@ class EpisodeFile:
             else:
                 start, end = int(views["offset"][i]), int(views["offset"][i]) + length
                 data = self._view(buffers[2 + int(views["buffer"][i])], np.dtype("u1"), end)[start:]
-            if verify and zlib.crc32(data) != plain["crc32"][i]:
+            if verify and _crc(data) != plain["crc32"][i]:
                 raise self._corrupt(f"the checksum of frame {plain['frame_id'][i]} ({plain['camera'][i]}) differs")
             row = {n: values[i] for n, values in plain.items() if n != "crc32"}
             out.append(StoredFrame(**row, tick=int(ticks[i]), data=data.view(np.uint8)))
@@ -533,7 +546,7 @@ class EpisodeFile:
         except ValueError as err:
             raise self._corrupt(f"frame {frame.frame_id} of camera {frame.camera!r}: {err}") from err
         # Pixels kept as they are were checked with their data.
-        if frame.format != PIXELS and frame.pixels_crc32 and zlib.crc32(pixels.tobytes()) != frame.pixels_crc32:
+        if frame.format != PIXELS and frame.pixels_crc32 and _crc(pixels) != frame.pixels_crc32:
             raise CorruptFileError(
                 f"{self.path} ({self.size} bytes): frame {frame.frame_id} of camera {frame.camera!r} decodes to other "
                 f"pixels here ({decoder()}) than where it was stored ({self.meta['decoder']}); read it with that "
@@ -656,8 +669,12 @@ def _crc(*arrays: NDArray[Any]) -> int:
     crc = 0
     for array in arrays:
         if array.size:
-            crc = zlib.crc32(memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8)), crc)
+            crc = zlib.crc32(_bytes_of(array), crc)
     return crc
+
+
+def _bytes_of(array: NDArray[Any]) -> Any:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _crc_text(items: list[Any]) -> int:

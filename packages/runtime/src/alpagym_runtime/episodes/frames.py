@@ -7,7 +7,6 @@ trusted alone: pixels that differ under one id are kept as two frames, so nothin
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
@@ -139,13 +138,3 @@ def decode(data: Any, format: str, height: int, width: int) -> NDArray[np.uint8]
     if picture.shape[:2] != (height, width):
         picture = cv2.resize(picture, (width, height), interpolation=cv2.INTER_AREA)
     return np.asarray(picture, np.uint8)
-
-
-def spread(frames: list[NDArray[np.uint8]], index: NDArray[np.int32], shape: Mapping[str, int]) -> NDArray[np.uint8]:
-    """Pixels [N,K,h,w,3] from the different frames; without a copy where each row shows one frame, in file order."""
-    rows, count = index.shape
-    out = np.empty((rows, count, shape["height"], shape["width"], 3), np.uint8)
-    for t in range(rows):
-        for k in range(count):
-            out[t, k] = frames[index[t, k]]
-    return out
