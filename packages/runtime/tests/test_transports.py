@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from alpagym_runtime.errors import CorruptFileError
+from alpagym_runtime.testing.conformance import TransportConformance
+from alpagym_runtime.testing.examples import assert_same, example_camera_episode, example_episode
 from alpagym_runtime.transport import shared_memory
 from alpagym_runtime.transport.config import DiskConfig, SharedMemoryConfig
 from alpagym_runtime.transport.memory import MemoryConfig
 from alpagym_runtime.transport.rules import Ledger
-from alpagym_runtime.testing.conformance import TransportConformance
-from alpagym_runtime.testing.examples import assert_same, example_camera_episode, example_episode
 
 
 class TestMemory(TransportConformance):
@@ -135,10 +135,10 @@ def test_a_writer_killed_at_any_moment_leaves_whole_files_only(tmp_path):
             print(end.send(episode), flush=True)
     """
     killed = 0
-    for attempt in range(5):
+    for attempt in range(2):
         with start(code, tmp_path) as writer:
             assert writer.stdout.readline()
-            time.sleep(0.013 * attempt)
+            time.sleep(0.02 * attempt)
             writer.send_signal(signal.SIGKILL)
         killed += 1
     receiver = DiskConfig().build("trainer", tmp_path)

@@ -595,9 +595,7 @@ def _pictures(
             if at >= 0 and at not in used:
                 used.add(at)
                 place[j] = at
-                table[at] = replace(
-                    table[at], height=frame.height, width=frame.width, pixels_crc32=frame.pixels_crc32
-                )
+                table[at] = replace(table[at], height=frame.height, width=frame.width, pixels_crc32=frame.pixels_crc32)
             else:
                 place[j] = len(table)
                 table.append(frame)

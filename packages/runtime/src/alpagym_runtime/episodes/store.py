@@ -253,7 +253,9 @@ class EpisodeStore:
             with replacing(path) as temporary:
                 pq.write_table(pa.Table.from_pylist(rows, _schema_of(rows)), temporary)
         except OSError as err:
-            raise OSError(f"cannot write {path} (index of {len(rows)} episodes): {err.strerror or err}; {REMEDY}") from err
+            raise OSError(
+                f"cannot write {path} (index of {len(rows)} episodes): {err.strerror or err}; {REMEDY}"
+            ) from err
 
     def _index_parts(self) -> list[pa.Table]:
         parts = []

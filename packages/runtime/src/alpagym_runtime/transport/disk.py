@@ -1,8 +1,8 @@
 """Episodes as files in a folder that both ends see; the format is that of stored episodes, checksums included.
 
-A file appears under its name whole or not at all. Nothing is synced: an episode on its way need not survive a power cut.
-Whoever discards a handle removes the file. What nobody discards goes by rule: by the sender, for room and by age; and by
-age also when an end starts in the folder, so that a killed sender's files do not stay.
+A file appears under its name whole or not at all. Nothing is synced: an episode on its way need not survive a power
+cut. Whoever discards a handle removes the file. What nobody discards goes by rule: by the sender, for room and by age;
+and by age also when an end starts in the folder, so that a killed sender's files do not stay.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A segment is an episode file in a folder of /dev/shm that belongs to one owner, the process that sent. Whoever discards
 the handle unlinks it; the memory goes with the last view of it. When the owner dies, by whatever signal, a guardian
-(one `sh` that waits on a pipe from the owner) removes its folder; should that be killed too, the next end that starts on
-the machine does it, for it finds the owner's lock free.
+(one `sh` that waits on a pipe from the owner) removes its folder; should that be killed too, the next end that starts
+on the machine does it, for it finds the owner's lock free.
 """
 
 from __future__ import annotations
