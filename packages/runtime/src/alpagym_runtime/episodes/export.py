@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -85,7 +84,7 @@ def _listed(column: Any) -> Any:
 def to_parquet(files: Files, output: Path) -> None:
     """One table, a row a tick, without pictures: `episode`, `tick`, then the columns of the episode files.
 
-    Truth values are bool, tensors fixed-size lists with their shape in the Arrow schema.
+    Truth values are bool; a tensor is a flat list, and its shape is in the field's metadata (`shape`).
     """
     tables = [tick_table(file) for file in files]
     table = pa.concat_tables(tables, promote_options="default")
@@ -97,23 +96,26 @@ def tick_table(file: EpisodeFile) -> pa.Table:
     """An episode's ticks as an Arrow table without pictures."""
     with pa.memory_map(str(file.path)) as source:
         table = pa.ipc.open_file(source).read_all()
-        columns = {"episode": pa.array([file.path.stem] * len(table)), "tick": pa.array(range(len(table)), pa.int64())}
+        arrays = [pa.array([file.path.stem] * len(table)), pa.array(range(len(table)))]
+        fields = [pa.field("episode", pa.string()), pa.field("tick", pa.int64())]
         for name in table.column_names:
             about = file.columns[name]
             if about["kind"] == "frames":
                 continue
-            column = table[name]
-            if about.get("dtype") == "|b1" and about["kind"] == "array":
-                column = _as_bool(column, about["shape"])
-            columns[name] = column
+            column = _plain_column(table[name], about)
+            arrays.append(column)
+            fields.append(pa.field(name, column.type, metadata={"shape": json.dumps(about.get("shape", []))}))
         # Copies: the map is closed on return.
-        return pa.table(columns).take(pa.array(range(len(table)), pa.int64()))
+        return pa.table(arrays, schema=pa.schema(fields)).take(pa.array(range(len(table)), pa.int64()))
 
 
-def _as_bool(column: pa.ChunkedArray, shape: list[int]) -> pa.ChunkedArray:
-    if not shape:
-        return column.cast(pa.bool_())
-    return pa.chunked_array([chunk.storage.cast(pa.list_(pa.bool_(), math.prod(shape))) for chunk in column.chunks])
+def _plain_column(column: pa.ChunkedArray, about: Mapping[str, Any]) -> pa.ChunkedArray:
+    """Without extension types, and lists of any length: Parquet's reader refuses a null among lists of a fixed one."""
+    truth = about.get("dtype") == "|b1" and about["kind"] == "array"
+    if about["kind"] != "array" or not about["shape"]:
+        return column.cast(pa.bool_()) if truth else column
+    item = pa.bool_() if truth else column.type.value_type
+    return pa.chunked_array([chunk.storage.cast(pa.list_(item)) for chunk in column.chunks])
 
 
 # ---------------------------------------------------------------- pictures
@@ -288,8 +290,3 @@ EXPORTERS: dict[str, Callable[[Files, Path], None]] = {
     "rerun": to_rerun,
     "video": to_video,
 }
-
-
-def chosen(paths: Iterable[Path]) -> list[EpisodeFile]:
-    """The files behind paths."""
-    return [EpisodeFile(path) for path in paths]

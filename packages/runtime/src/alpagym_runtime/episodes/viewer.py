@@ -23,7 +23,12 @@ JPEG_QUALITY = 85
 
 
 def write_page(files: list[EpisodeFile], output: Path) -> None:
-    """Write the page of one or two episodes.
+    """Write the page of one or two episodes."""
+    write_atomic(output, page(files).encode())
+
+
+def page(files: list[EpisodeFile]) -> str:
+    """The page as text.
 
     Raises:
         ConfigError: more than two episodes, or one that holds no observation.
@@ -31,14 +36,10 @@ def write_page(files: list[EpisodeFile], output: Path) -> None:
     """
     if not 1 <= len(files) <= 2:
         raise ConfigError(f"the viewer shows one episode or two side by side, got {len(files)}")
-    write_atomic(output, page(files).encode())
-
-
-def page(files: list[EpisodeFile]) -> str:
-    """The page as text."""
     from jinja2 import Environment, PackageLoader
 
     environment = Environment(loader=PackageLoader("alpagym_runtime.episodes", "."), autoescape=True)
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False, "allow_nan": False}
     panels = [_panel(file) for file in files]
     scenes = " | ".join(dict.fromkeys(panel["facts"]["scene"] for panel in panels))
     template = environment.get_template("viewer.html.j2")

@@ -121,6 +121,11 @@ class Run:
         return self._policy
 
     @property
+    def resuming(self) -> bool:
+        """Whether this process goes on where another stopped."""
+        return self._restored is not None or bool(self._state["total_steps"])
+
+    @property
     def store(self) -> EpisodeStore:
         """Where episodes are kept, as the section `store` says."""
         if self._store is None:
