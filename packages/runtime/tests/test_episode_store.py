@@ -183,13 +183,14 @@ def writer(folder, count):
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def test_a_killed_writer_leaves_whole_episodes(tmp_path):
+@pytest.mark.parametrize("moments", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_killed_writer_leaves_whole_episodes(tmp_path, moments):
     counts = []
-    for attempt in range(2):
+    for attempt in range(moments):
         with writer(tmp_path, 10**6) as process:
-            for _ in range(3 + attempt):
+            for _ in range(3 + attempt % 4):
                 last = int(process.stdout.readline())
-            time.sleep(0.02 * attempt)
+            time.sleep(0.007 * attempt)
             process.send_signal(signal.SIGKILL)
             counts.append(last + 1)
     store = EpisodeStore(tmp_path)

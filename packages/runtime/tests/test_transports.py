@@ -127,7 +127,8 @@ def test_a_torn_file_is_never_taken_for_a_whole_one(tmp_path):
         end.receive(handle)
 
 
-def test_a_writer_killed_at_any_moment_leaves_whole_files_only(tmp_path):
+@pytest.mark.parametrize("moments", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_writer_killed_at_any_moment_leaves_whole_files_only(tmp_path, moments):
     code = """
         end = DiskConfig().build("rollout", Path(sys.argv[1]))
         episode = example_camera_episode(20, height=256, width=256)
@@ -135,10 +136,10 @@ def test_a_writer_killed_at_any_moment_leaves_whole_files_only(tmp_path):
             print(end.send(episode), flush=True)
     """
     killed = 0
-    for attempt in range(2):
+    for attempt in range(moments):
         with start(code, tmp_path) as writer:
             assert writer.stdout.readline()
-            time.sleep(0.02 * attempt)
+            time.sleep(0.013 * attempt)
             writer.send_signal(signal.SIGKILL)
         killed += 1
     receiver = DiskConfig().build("trainer", tmp_path)

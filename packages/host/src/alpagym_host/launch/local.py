@@ -88,7 +88,7 @@ def launch(
             build = make_run or _runtime()
             with make_reporter(console) as reporter:
                 run = build(config, directory, reporter=reporter, stop_requested=stop)
-                outcome = {"train": run.train, "evaluate": run.evaluate, "rollout": run.rollout}[command]()
+                outcome: Outcome = getattr(run, command)()
         except KeyboardInterrupt:
             _say(console, f"interrupted; to continue from the last checkpoint:\n  alpagym resume {directory}")
             return 128 + signal.SIGINT
