@@ -1,6 +1,8 @@
+import gc
 import json
 import os
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +18,7 @@ from alpagym_runtime.testing.conformance import empty_episode
 from alpagym_runtime.testing.examples import assert_same, example_camera_episode, example_episode
 from alpagym_runtime.types import Decision, Frame, MeasureSeries, Ragged
 
+MAPS = Path("/proc/self/maps")
 DTYPES = [np.dtype(name) for name in ("?", "i1", "u1", "i2", "<i8", "u8", "f2", "<f4", ">f4", ">i8", "f8")]
 
 
@@ -195,6 +198,28 @@ def test_one_column_is_a_view_of_the_file(tmp_path):
     assert (tmp_path / "e.arrow").read_bytes() == before
     with pytest.raises(KeyError, match="no column 'plan'.*decision.plan_rig"):
         file.column("plan")
+
+
+def count_maps():
+    return len(MAPS.read_text().splitlines()) if MAPS.exists() else 0
+
+
+def test_a_thousand_open_episodes_hold_no_file_and_no_memory(tmp_path):
+    import resource
+
+    path = tmp_path / "e.arrow"
+    write(example_camera_episode(4, height=64, width=64), path, "dense")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    maps = count_maps()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, before[1]))
+    try:
+        pictures = [read(path).observation["camera_front"] for _ in range(1000)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert (pictures[0] == pictures[999]).all()
+    del pictures
+    gc.collect()
+    assert count_maps() < maps + 100
 
 
 def test_other_arrow_readers_open_it(tmp_path):

@@ -13,11 +13,13 @@ changes. Nothing in a file is code.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import math
 import mmap
 import os
 import shutil
+import weakref
 import zlib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -298,8 +300,7 @@ class EpisodeFile:
             self.size = os.fstat(file.fileno()).st_size
             if self.size < 16:
                 raise self._corrupt("it ends before its header")
-            # Copy on write: arrays can be written to and the file never changes.
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            self._map = _map_private(file.fileno(), self.size)
         self._base = pa.py_buffer(self._map)
         try:
             reader = pa.ipc.open_file(pa.BufferReader(self._base))
@@ -573,6 +574,26 @@ def episode_bytes(episode: Episode) -> int:
 
 
 # ---------------------------------------------------------------- helpers
+
+
+def _map_private(handle: int, size: int) -> Any:
+    """The bytes of an open file, mapped copy on write: writable, and the file never changes.
+
+    Python's own `mmap` keeps a file descriptor as long as the map, so a training step with 1000 episodes in hand would
+    run out of them. The map ends with the last array that looks into it.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, handle, 0)
+    if address in (None, ctypes.c_void_p(-1).value):
+        code = ctypes.get_errno()
+        raise OSError(code, f"cannot map {size} bytes: {os.strerror(code)}")
+    mapped = (ctypes.c_ubyte * size).from_address(address)
+    # Not at exit: other threads may still read.
+    weakref.finalize(mapped, libc.munmap, address, size).atexit = False
+    return mapped
 
 
 def _pictures(

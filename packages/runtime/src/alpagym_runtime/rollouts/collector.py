@@ -169,7 +169,7 @@ class Collector:
                 raise SimulatorError(f"{len(owner)} slots stayed silent for {self._timeout_s} s", code="TIMEOUT")
             if self._keep_frames:
                 for frame in batch.tick.frames:
-                    self._frames[frame.slot].append(frame)
+                    self._frames.setdefault(frame.slot, []).append(frame)
             for row, episode in batch.episodes.items():
                 slot = int(batch.tick.slots[row])
                 index, request = owner.pop(slot)
