@@ -200,6 +200,18 @@ def test_one_column_is_a_view_of_the_file(tmp_path):
         file.column("plan")
 
 
+def test_pictures_that_take_turns_are_read_without_a_copy(tmp_path):
+    episode = example_camera_episode(5, frames=1)
+    right = example_camera_episode(5, 9, frames=1).observation
+    episode.observation.update({name.replace("front", "right"): right[name] for name in right if "camera" in name})
+    stored = there_and_back(episode, tmp_path, "seen")
+    assert_same(stored, episode, "the episode")
+    for name in ("camera_front", "camera_right"):
+        assert not stored.observation[name].flags.owndata
+        assert stored.observation[name].base is not None
+        stored.observation[name][:] = 3
+
+
 def count_maps():
     return len(MAPS.read_text().splitlines()) if MAPS.exists() else 0
 

@@ -374,7 +374,7 @@ class EpisodeFile:
         height, width = about["height"], about["width"]
         rows, count = index.shape
         flat = index.reshape(-1)
-        whole = self._contiguous(table, flat, height * width * 3)
+        whole = self._evenly_spaced(table, flat, height * width * 3)
         if whole is not None:
             return whole.reshape(rows, count, height, width, 3)
         out = np.empty((rows * count, height, width, 3), np.uint8)
@@ -530,16 +530,21 @@ class EpisodeFile:
             out.append(StoredFrame(**row, tick=int(ticks[i]), data=data.view(np.uint8)))
         return out
 
-    def _contiguous(self, table: list[StoredFrame], index: NDArray[Any], size: int) -> NDArray[np.uint8] | None:
-        """The frames of `index` as one view, where the file holds exactly them one after the other."""
+    def _evenly_spaced(self, table: list[StoredFrame], index: NDArray[Any], size: int) -> NDArray[np.uint8] | None:
+        """Frames [n,size] of `index` as one view, where they are pixels that follow each other at one distance.
+
+        So it is where each row shows one new frame a camera: the frames of the cameras take turns in the file.
+        """
         if not len(index) or any(table[j].format != PIXELS for j in index.tolist()):
             return None
-        first = table[int(index[0])].data
-        start = first.ctypes.data
-        if any(table[j].data.ctypes.data != start + i * size for i, j in enumerate(index.tolist())):
+        places = np.array([table[j].data.ctypes.data for j in index.tolist()])
+        steps = np.diff(places)
+        step = int(steps[0]) if len(steps) else size
+        if step < size or (steps != step).any():
             return None
-        offset = start - self._base.address
-        return np.frombuffer(self._map, np.uint8, len(index) * size, offset)
+        span = step * (len(index) - 1) + size
+        flat = np.frombuffer(self._map, np.uint8, span, int(places[0]) - self._base.address)
+        return np.lib.stride_tricks.as_strided(flat, (len(index), size), (step, 1))
 
     def _decode(self, frame: StoredFrame, height: int, width: int) -> NDArray[np.uint8]:
         try:
