@@ -84,6 +84,16 @@ def test_a_rollout_that_was_stopped_goes_on_where_it_stood(tmp_path):
     assert (len(rows), len(pairs)) == (8, 8)
 
 
+def test_what_a_rule_removed_is_not_driven_again(tmp_path):
+    folder = tmp_path / "episodes"
+    options = ["policy=constant_speed", "rollout.groups=2", "store.keep_best=1"]
+    roll_out(folder, *options)
+    kept = EpisodeStore(folder).rows()["id"].to_pylist()
+    assert len(kept) == 1
+    roll_out(folder, *options)
+    assert EpisodeStore(folder).rows()["id"].to_pylist() == kept
+
+
 def test_the_store_changes_no_result():
     assert compose([]).config_hash == compose(["store.frames=none", "store.keep_last=3"]).config_hash
     assert compose([]).config_hash != compose(["run.seed=2"]).config_hash

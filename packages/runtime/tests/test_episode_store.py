@@ -114,6 +114,7 @@ def test_the_index_is_only_added_to(tmp_path):
     EpisodeStore(tmp_path, keep=Keep(best=1)).flush()
     assert before.items() <= {path: path.read_bytes() for path in (tmp_path / "index").iterdir()}.items()
     assert ids(store) == made[5:6]
+    assert store.rows(removed=True)["id"].to_pylist() == made
 
 
 # ---------------------------------------------------------------- groups

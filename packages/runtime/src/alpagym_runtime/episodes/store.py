@@ -168,11 +168,12 @@ class EpisodeStore:
 
     # ------------------------------------------------------------ asking
 
-    def rows(self, where: Iterable[str] = ()) -> pa.Table:
+    def rows(self, where: Iterable[str] = (), *, removed: bool = False) -> pa.Table:
         """The index, oldest first: `SCHEMA`, then `term/…` and `measure/…` (aggregated).
 
         Args:
             where: conditions that all hold, such as `ended=collision|offroad`, `driving_score>=0.8`, `version=3`.
+            removed: also the rows of episodes that a rule or `remove` deleted.
 
         Raises:
             ConfigError: there is no store here, or a condition cannot be read; says what can be asked.
@@ -185,7 +186,9 @@ class EpisodeStore:
         table = pa.concat_tables([SCHEMA.empty_table(), *parts], promote_options="default")
         gone = set(table.filter(table["removed"])["id"].to_pylist())
         present = {path.stem for path in self._data.glob("*.arrow") if _ID.fullmatch(path.stem)} - gone
-        table = table.filter(pc.is_in(table["id"], pa.array(sorted(present), pa.string())))
+        table = table.filter(pc.invert(table["removed"]))
+        if not removed:
+            table = table.filter(pc.is_in(table["id"], pa.array(sorted(present), pa.string())))
         missing = present - set(table["id"].to_pylist())
         if missing:
             self._recover(missing)

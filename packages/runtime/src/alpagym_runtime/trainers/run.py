@@ -290,10 +290,10 @@ class Run:
             collector.collect(part, Sampling(rollout.mode, rollout.temperature), watch)  # type: ignore[arg-type]
 
     def _made(self) -> set[tuple[int, int]]:
-        """Groups and members of this config that the store has."""
+        """Groups and members of this config that were driven into the store, whatever its rules kept."""
         if not (self.store.path / "data").is_dir():
             return set()
-        rows = self.store.rows([f"config_hash={self.config.config_hash}"])
+        rows = self.store.rows([f"config_hash={self.config.config_hash}"], removed=True)
         return set(zip(rows["group_id"].to_pylist(), rows["member"].to_pylist(), strict=True))
 
     def _save(self, optimiser: Optimizer, reference: Module | None) -> None:
