@@ -52,7 +52,7 @@ def test_the_default_run():
 
 def test_default_yaml_states_the_defaults_of_the_schema():
     config = compose([])
-    for name in ("run", "dataset", "rollout", "evaluation", "checkpoint"):
+    for name in ("run", "dataset", "rollout", "evaluation", "checkpoint", "store"):
         assert getattr(config, name) == type(getattr(config, name))(), name
 
 
@@ -61,7 +61,15 @@ def test_default_yaml_states_the_defaults_of_the_schema():
     [
         *("simulator=embedded", "simulator=toy", "dataset=procedural", "policy=waypoint", "policy=constant_speed"),
         *("policy=route_follower", "policy=log_replay", "reward=distance_to_gt", "reward=metrics"),
-        *("reward=progress_safety", "reward=driving", "trainer=grpo", "trainer=sft", "transport=memory"),
+        *(
+            "reward=progress_safety",
+            "reward=driving",
+            "trainer=grpo",
+            "trainer=sft",
+            "transport=memory",
+            "transport=disk",
+        ),
+        "transport=shared_memory",
         "experiment=smoke",
     ],
 )

@@ -31,6 +31,9 @@ class FakeRun:
     def evaluate(self):
         return self._run("evaluate")
 
+    def rollout(self):
+        return self._run("rollout")
+
     def _run(self, command):
         self.seen.append(command)
         self.reporter.stage("grpo", 1, "updates")
@@ -73,6 +76,9 @@ def test_evaluate_evaluates(start):
     run = FakeRun()
     code, text, _ = start(run, "evaluate")
     assert (code, run.seen) == (0, ["evaluate"])
+    run = FakeRun()
+    assert start(run, "rollout")[0] == 0
+    assert run.seen == ["rollout"]
     assert "--run" not in text
 
 

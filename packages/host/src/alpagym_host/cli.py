@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from alpagym_host import episodes
 from alpagym_host.checkpoint_commands import checkpoint
 from alpagym_plugins import GROUPS, ConfigError, PluginError
 
@@ -30,8 +31,10 @@ app = typer.Typer(
 scenes = typer.Typer(help="Look at datasets.", no_args_is_help=True)
 app.add_typer(scenes, name="scenes")
 app.add_typer(checkpoint, name="checkpoint")
+app.add_typer(episodes.app, name="episodes")
+app.command("replay")(episodes.replay)
 
-_COMMANDS = ("train", "evaluate", "resume", "plugins", "scenes", "checkpoint")
+_COMMANDS = ("train", "evaluate", "rollout", "resume", "plugins", "scenes", "episodes", "replay", "checkpoint")
 
 Overrides = Annotated[
     list[str] | None,
@@ -117,6 +120,23 @@ def evaluate(
 
     config = compose(overrides or []) if run is None else _on_top_of(run, overrides or [])
     _start(config, "evaluate", dry_run, directory)
+
+
+@app.command()
+def rollout(
+    overrides: Overrides = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(help="Take config and last checkpoint of this run; overrides go on top.", metavar="DIR"),
+    ] = None,
+    dry_run: DryRun = False,
+    directory: Directory = None,
+) -> None:
+    """Drive a policy in the scenes of dataset.split and keep the episodes in a store."""
+    from alpagym_host.compose import compose
+
+    config = compose(overrides or []) if run is None else _on_top_of(run, overrides or [])
+    _start(config, "rollout", dry_run, directory)
 
 
 @app.command()

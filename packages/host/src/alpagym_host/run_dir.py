@@ -2,7 +2,7 @@
 
     <run.root>/<run.name>-<YYYYmmdd-HHMMSS>-<6 hex digits>/
         config.yaml    the frozen config; never written again
-        command        train or evaluate: what `resume` continues
+        command        train, evaluate or rollout: what `resume` continues
         .lock          held by the process that works here
     <run.root>/latest  a link to the newest
 
@@ -24,14 +24,14 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 from alpagym_host.compose import check_run_name, to_yaml
 from alpagym_plugins import ConfigError
 from alpagym_runtime.files import write_atomic
 from alpagym_runtime.run_config import RunConfig
 
-Command = Literal["train", "evaluate"]
+Command = Literal["train", "evaluate", "rollout"]
 LATEST = "latest"
 _LOCK = ".lock"
 _CONFIG = "config.yaml"
@@ -97,10 +97,12 @@ def open_existing(path: Path) -> Path:
 
 
 def command_of(directory: Path) -> Command:
-    """What a run directory was made for: "train" or "evaluate"."""
+    """What a run directory was made for: "train", "evaluate" or "rollout"."""
     command = (directory / _COMMAND).read_text().strip() if (directory / _COMMAND).is_file() else ""
-    if command not in ("train", "evaluate"):
-        raise ConfigError(f"{directory / _COMMAND} holds {command!r}, not train or evaluate; is this a run directory?")
+    if command not in get_args(Command):
+        raise ConfigError(
+            f"{directory / _COMMAND} holds {command!r}, not train, evaluate or rollout; is this a run directory?"
+        )
     return cast("Command", command)
 
 

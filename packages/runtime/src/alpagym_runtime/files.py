@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,18 +24,23 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name in the same folder; renamed to `path` if the block ends well, removed if not."""
+def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """A temporary name in the same folder; renamed to `path` if the block ends well, removed if not.
+
+    Without `durable` nothing is synced: whole for every process at once, but perhaps lost with the machine's power.
+    """
     handle, name = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, suffix=path.suffix, dir=path.parent)
     os.close(handle)
     temporary = Path(name)
     try:
         yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
+        if durable:
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
         temporary.chmod(0o644)
         temporary.replace(path)
-        sync_folder(path.parent)
+        if durable:
+            sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -47,11 +54,13 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def remove_partials(folder: Path) -> None:
-    """Remove what a killed writer left; nothing else."""
+def remove_partials(folder: Path, *, older_than_s: float = 0.0) -> None:
+    """Remove what a killed writer left; nothing else. Where others may be writing, give an age that no write takes."""
     for path in folder.glob(f"{TEMPORARY_PREFIX}*"):
-        if path.is_file() and not path.is_symlink():
-            path.unlink()
+        with contextlib.suppress(FileNotFoundError):
+            info = path.lstat()
+            if stat.S_ISREG(info.st_mode) and (not older_than_s or time.time() - info.st_mtime > older_than_s):
+                path.unlink()
 
 
 def write_json(path: Path, data: Any) -> None:

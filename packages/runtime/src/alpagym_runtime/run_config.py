@@ -99,6 +99,9 @@ class RolloutSection:
         retries: further attempts after a transient failure of the simulator.
         min_ready: slots to wait for before a forward; 0 takes half of the running ones.
         timeout_s: longest wait for them.
+        groups: what `alpagym rollout` drives: this many groups; 0 drives a group in each scene of dataset.split.
+        mode: how its policy draws: sample | mean (then one drive a group: all would be equal).
+        temperature: of its exploration.
 
     """
 
@@ -109,6 +112,9 @@ class RolloutSection:
     retries: int = 2
     min_ready: int = 0
     timeout_s: float = 30.0
+    groups: int = 0
+    mode: str = "sample"
+    temperature: float = 1.0
 
     def __post_init__(self) -> None:
         check_range("slots", self.slots, minimum=1, maximum=65536)
@@ -118,6 +124,9 @@ class RolloutSection:
         check_range("retries", self.retries, minimum=0, maximum=100)
         check_range("min_ready", self.min_ready, minimum=0, maximum=self.slots)
         check_range("timeout_s", self.timeout_s, above=0)
+        check_range("groups", self.groups, minimum=0)
+        check_choice("mode", self.mode, ("sample", "mean"))
+        check_range("temperature", self.temperature, above=0, maximum=100)
 
 
 @dataclass
@@ -156,6 +165,40 @@ class CheckpointSection:
 
 
 @dataclass
+class StoreSection:
+    """Which episodes are kept as files, and what of them; results do not depend on it.
+
+    Attributes:
+        path: the store's folder; null takes `episodes` in the run directory.
+        record: whose episodes are kept: rollout, evaluate, train.
+        frames: pictures: seen (pixels, each frame once, losslessly) | arrived (as the simulator encoded them) | none.
+        labels: privileged labels to keep beside them, such as target_plan_rig; the simulator computes them for it.
+        keep_last: this many of the newest stay; with all four rules off everything does.
+        keep_best, keep_worst: this many of the highest and lowest driving score stay.
+        keep_failures: every collision, every drive that left the road and every failed episode stays.
+
+    """
+
+    path: str | None = None
+    record: list[str] = field(default_factory=lambda: ["rollout"])
+    frames: str = "seen"
+    labels: list[str] = field(default_factory=list)
+    keep_last: int = 0
+    keep_best: int = 0
+    keep_worst: int = 0
+    keep_failures: bool = False
+
+    def __post_init__(self) -> None:
+        for i, purpose in enumerate(self.record):
+            check_choice(f"record[{i}]", purpose, ("rollout", "evaluate", "train"))
+        check_choice("frames", self.frames, ("seen", "arrived", "none"))
+        for key in ("keep_last", "keep_best", "keep_worst"):
+            check_range(key, getattr(self, key), minimum=0)
+        if self.path == "":
+            raise ConfigError("must not be empty; null takes the run directory", key="path")
+
+
+@dataclass
 class Plugin:
     """A plugin section after validation: `type` is the entry point's name, `config` its config dataclass."""
 
@@ -177,6 +220,7 @@ class RunConfig:
     trainer: Plugin
     evaluation: EvaluationSection
     checkpoint: CheckpointSection
+    store: StoreSection = field(default_factory=StoreSection)
     expected_valid_steps: int = 35
 
     def __post_init__(self) -> None:
@@ -184,8 +228,8 @@ class RunConfig:
 
     @property
     def config_hash(self) -> str:
-        """SHA-256 of the frozen config without the run's name and place: what results depend on."""
-        data = to_mapping(self)
+        """SHA-256 of the frozen config without the run's name and place and its store: what results depend on."""
+        data = {name: section for name, section in to_mapping(self).items() if name != "store"}
         data["run"] = {k: v for k, v in data["run"].items() if k not in ("name", "root")}
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 

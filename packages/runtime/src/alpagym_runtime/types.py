@@ -361,6 +361,7 @@ class Episode:
         terms: [T] f64 by term name, scaled.
         sampling: what `score` must re-apply.
         receipt: see `Receipt`.
+        frames: encoded camera frames as they arrived, where the run keeps them (`store.frames=arrived`).
 
     """
 
@@ -379,6 +380,7 @@ class Episode:
     terms: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     sampling: Sampling = field(default_factory=Sampling)
     receipt: Receipt | None = None
+    frames: tuple[Frame, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -519,6 +521,10 @@ class Transport(Protocol):
 
     def discard(self, handle: str) -> None:
         """Free it; idempotent."""
+        ...
+
+    def close(self) -> None:
+        """Free everything that this end sent and nobody discarded; idempotent."""
         ...
 
 

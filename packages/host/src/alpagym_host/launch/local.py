@@ -46,6 +46,10 @@ class Runnable(Protocol):
         """Evaluate the policy on the dataset's split."""
         ...
 
+    def rollout(self) -> Outcome:
+        """Drive the policy and keep the episodes."""
+        ...
+
 
 class Stop:
     """Remembers the signal that asked for a stop."""
@@ -84,7 +88,7 @@ def launch(
             build = make_run or _runtime()
             with make_reporter(console) as reporter:
                 run = build(config, directory, reporter=reporter, stop_requested=stop)
-                outcome = run.train() if command == "train" else run.evaluate()
+                outcome: Outcome = getattr(run, command)()
         except KeyboardInterrupt:
             _say(console, f"interrupted; to continue from the last checkpoint:\n  alpagym resume {directory}")
             return 128 + signal.SIGINT
@@ -99,6 +103,13 @@ def launch(
         _say(console, f"stopped before the end; to continue:\n  alpagym resume {directory}")
         return 128 + (stop.signal or signal.SIGTERM)
     _say(console, f"results: {directory / 'summary.json'}")
+    episodes = outcome.summary.get("episodes")
+    if episodes:
+        for problem in episodes["problems"]:
+            _say(console, f"left out: {problem}")
+        ends = ", ".join(f"{name} {count}" for name, count in sorted(episodes["ended"].items()))
+        _say(console, f"episodes: {episodes['count']} ({ends}), {episodes['bytes'] / 1e6:.1f} MB in {episodes['path']}")
+        _say(console, f"next:\n  alpagym episodes list {episodes['path']}")
     if command == "train":
         _say(console, f"next:\n  alpagym evaluate --run {directory} dataset.split=val")
     return 0

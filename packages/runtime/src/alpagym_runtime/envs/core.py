@@ -135,7 +135,9 @@ class DrivingCore:
             )
             kept = np.flatnonzero(~stop)
             if not len(kept):
-                return self.receive(min_ready, timeout_s)
+                later = self.receive(min_ready, timeout_s)
+                later.tick.frames = batch.frames + later.tick.frames
+                return later
             batch, terms = take_rows(batch, kept), {name: values[kept] for name, values in terms.items()}
         episodes, late = self._finish(batch, terms)
         rewards = np.sum(list(terms.values()), axis=0) if terms else np.zeros(len(batch))

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alpagym_runtime.envs.core import CoreBatch, DrivingCore
-from alpagym_runtime.errors import SimulatorError
+from alpagym_runtime.errors import SceneError, SimulatorError
 from alpagym_runtime.policies.base import validate_decision
 from alpagym_runtime.random import mix
 from alpagym_runtime.types import (
@@ -30,6 +30,7 @@ from alpagym_runtime.types import (
     Episode,
     EpisodeRequest,
     Failure,
+    Frame,
     Policy,
     Ragged,
     Receipt,
@@ -104,6 +105,8 @@ class Collector:
         retries: further attempts of an episode after a transient failure.
         config_hash: for receipts.
         actor: who the policy is, for the episodes: "policy", "expert" or "log".
+        keep_frames: whether episodes hold the encoded frames that arrived.
+        sink: is given each finished episode, void ones too, before `collect` returns.
 
     """
 
@@ -117,12 +120,16 @@ class Collector:
         retries: int = 2,
         config_hash: str = "",
         actor: str = "policy",
+        keep_frames: bool = False,
+        sink: Callable[[Episode], None] | None = None,
     ) -> None:
         self.core = core
         self.policy = policy
         self.counts: Counter[str] = Counter()
         self._min_ready, self._timeout_s, self._retries = min_ready, timeout_s, retries
         self._config_hash, self._actor = config_hash, actor
+        self._keep_frames, self._sink = keep_frames, sink
+        self._frames: dict[int, list[Frame]] = {}
         self._gate = threading.Lock()
         self._store = _Store(core.spec.slots, 64)
         self._observed: tuple[str, ...] = ()
@@ -153,12 +160,16 @@ class Collector:
                 slot = free.pop()
                 owner[slot] = waiting.popleft()
                 count[slot] = 0
+                self._frames[slot] = []
                 fresh.append(slot)
             if fresh:
                 self.core.start(np.array(fresh, np.int64), [owner[slot][1] for slot in fresh])
             batch = self.core.receive(self._min_ready or max(1, len(owner) // 2), self._timeout_s)
             if not len(batch.tick):
                 raise SimulatorError(f"{len(owner)} slots stayed silent for {self._timeout_s} s", code="TIMEOUT")
+            if self._keep_frames:
+                for frame in batch.tick.frames:
+                    self._frames.setdefault(frame.slot, []).append(frame)
             for row, episode in batch.episodes.items():
                 slot = int(batch.tick.slots[row])
                 if slot not in owner:
@@ -170,18 +181,30 @@ class Collector:
                     waiting.append((index, replace(request, attempt=request.attempt + 1)))
                     continue
                 done[index] = self._close(batch, row, slot, int(count[slot]), episode, sampling)
-                if on_episode is not None:
-                    on_episode(done[index])
+                self._hand_out(done[index], on_episode)
             # What an earlier collection left driving when it broke off is delivered too; nobody asks for it any more.
             asked = np.isin(batch.tick.slots, list(owner))
             for slot, failure in self._decide(batch, asked, count, sampling).items():
                 index, request = owner.pop(slot)
                 free.append(slot)
-                done[index] = Episode(request, Ended.FAILED, failure, {}, float("nan"), False, self._actor)
+                void = Episode(request, Ended.FAILED, failure, {}, float("nan"), False, self._actor)
+                done[index] = void.with_arrays(sampling=sampling, receipt=self._receipt(request))
                 self.counts["failed"] += 1
-                if on_episode is not None:
-                    on_episode(done[index])
+                self._hand_out(done[index], on_episode)
         return [done[index] for index in range(len(requests))]
+
+    def _hand_out(self, episode: Episode, on_episode: Callable[[Episode], None] | None) -> None:
+        for taker in (self._sink, on_episode):
+            if taker is not None:
+                taker(episode)
+
+    def _receipt(self, request: EpisodeRequest) -> Receipt:
+        versions, cpu = environment()
+        try:
+            scene = self.core.simulator.scene_hash(request.scene_id)
+        except (SceneError, KeyError):
+            scene = ""  # an unknown scene has no content
+        return Receipt(self._config_hash, scene, versions, cpu)
 
     def _may_retry(self, failure: Failure, request: EpisodeRequest) -> bool:
         return failure.kind == "transient" and request.attempt < self._retries
@@ -255,7 +278,7 @@ class Collector:
     ) -> Episode:
         if episode.ended == Ended.FAILED or ticks == 0:
             self.counts["failed"] += episode.ended == Ended.FAILED
-            return episode.with_arrays(actor=self._actor, sampling=sampling)
+            return episode.with_arrays(actor=self._actor, sampling=sampling, receipt=self._receipt(episode.request))
         self.counts["episodes"] += 1
         read = self._store.read
         observation = {
@@ -269,8 +292,6 @@ class Collector:
                 late = batch.late_terms[row][name]
                 paid = np.concatenate([np.zeros(ticks - len(late)), late])
             terms[name] = paid
-        versions, cpu = environment()
-        scene = self.core.simulator.scene_hash(episode.request.scene_id)
         return episode.with_arrays(
             actor=self._actor,
             observation=observation,
@@ -280,5 +301,6 @@ class Collector:
             rewards=np.sum(list(terms.values()), axis=0) if terms else np.zeros(ticks),
             terms=terms,
             sampling=sampling,
-            receipt=Receipt(self._config_hash, scene, versions, cpu),
+            receipt=self._receipt(episode.request),
+            frames=tuple(self._frames[slot]),
         )

@@ -31,6 +31,7 @@ from alpagym_runtime.run_config import RunConfig
 from alpagym_runtime.simulators.base import MASKED_FIELDS
 from alpagym_runtime.testing.examples import (
     assert_same,
+    example_camera_episode,
     example_episode,
     example_observation,
     example_series,
@@ -713,7 +714,9 @@ class TransportConformance:
 
     def test_what_arrives_equals_what_was_sent(self, tmp_path: Path) -> None:
         sender, receiver = self.make(tmp_path)
-        for episode in (example_episode(), example_episode(1, 2), empty_episode()):
+        examples = (example_episode(), example_episode(1, 2), empty_episode())
+        pictures = (example_camera_episode(), example_camera_episode(4, 1, jpeg=True))
+        for episode in (*examples, *pictures):
             assert_same(receiver.receive(sender.send(episode)), episode, "the episode")
 
     def test_receive_does_not_consume(self, tmp_path: Path) -> None:
@@ -746,6 +749,46 @@ class TransportConformance:
             except KeyError as err:
                 refused = str(err)
             assert gone in refused, f"receive({gone!r}) must raise a KeyError that names the handle, got {refused!r}"
+
+    def test_an_episode_outlives_its_handle(self, tmp_path: Path) -> None:
+        sender, receiver = self.make(tmp_path)
+        handle = sender.send(example_camera_episode())
+        episode = receiver.receive(handle)
+        receiver.discard(handle)
+        sender.close()
+        assert_same(episode, example_camera_episode(), "an episode that is still held")
+
+    def test_a_reader_may_write_to_what_it_received(self, tmp_path: Path) -> None:
+        sender, receiver = self.make(tmp_path)
+        sent = example_episode()
+        received = receiver.receive(sender.send(sent))
+        for array in (received.rewards, received.observation["ego_history_rig"]):
+            array += 1.0  # a read-only view would raise
+
+    def test_a_handle_is_no_path(self, tmp_path: Path) -> None:
+        sender, receiver = self.make(tmp_path)
+        sender.send(example_episode())
+        outside = tmp_path.parent / "outside.arrow"
+        outside.write_bytes(b"precious")
+        for handle in ("../outside", "../outside.arrow", str(outside), "", ".", "a/b", "a\0b", "x" * 5000):
+            receiver.discard(handle)
+            try:
+                receiver.receive(handle)
+            except KeyError:
+                continue
+            raise AssertionError(f"receive({handle!r}) found something")
+        assert outside.read_bytes() == b"precious"
+
+    def test_closing_frees_what_nobody_discarded(self, tmp_path: Path) -> None:
+        sender, _ = self.make(tmp_path)
+        handle = sender.send(example_episode())
+        sender.close()
+        sender.close()
+        try:
+            self.make(tmp_path)[1].receive(handle)
+        except KeyError:
+            return
+        raise AssertionError(f"{handle!r} is still there after its sender closed")
 
 
 def empty_episode() -> Episode:

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from alpagym_runtime.episodes.frames import decode
 from alpagym_runtime.random import generator
 from alpagym_runtime.types import (
     Decision,
     Ended,
     Episode,
     EpisodeRequest,
+    Frame,
     Measures,
     MeasureSeries,
     Observation,
@@ -159,6 +161,41 @@ def example_episode(ticks: int = 5, seed: int = 0) -> Episode:
         sampling=Sampling("sample", 0.9, 0.98),
         receipt=Receipt("c0ffee", "5cene", {"alpagym-runtime": "0.1.0"}, "x86_64 example"),
     )
+
+
+def example_camera_episode(
+    ticks: int = 5, seed: int = 0, *, frames: int = 3, height: int = 24, width: int = 32, jpeg: bool = False
+) -> Episode:
+    """An episode with a camera `front`: overlapping histories of K frames, of which the first rows lack the oldest.
+
+    With `jpeg`, the pixels are those of JPEGs of half the size again that arrived (`Episode.frames`), scaled down.
+    """
+    import cv2
+
+    episode, random = example_episode(ticks, seed), generator(seed, 5)
+    moments = ticks + 1
+    period_us = 200_000
+    time_us = 2_000_000 + np.arange(moments, dtype=np.int64) * period_us
+    base = random.integers(0, 256, (moments, max(height // 4, 1), max(width // 4, 1), 3), np.uint8)
+    pictures = np.stack([cv2.resize(b, (width, height), interpolation=cv2.INTER_CUBIC) for b in base])
+    ids = random.integers(1, 2**63, moments).astype(np.uint64)
+    arrived = []
+    if jpeg:
+        for t in range(moments):
+            large = cv2.resize(pictures[t], (width * 3 // 2, height * 3 // 2))
+            data = cv2.imencode(".jpg", cv2.cvtColor(large, cv2.COLOR_RGB2BGR))[1].tobytes()
+            arrived.append(Frame(0, "front", int(time_us[t]), int(ids[t]), "jpeg", data))
+            pictures[t] = decode(data, "jpeg", height, width)
+    index = np.arange(moments)[:, None] + np.arange(1 - frames, 1)
+    oldest = np.maximum(index, 0)
+    observation = {
+        **episode.observation,
+        "time_us": time_us,
+        "camera_front": pictures[oldest],
+        "camera_front_time_us": time_us[oldest],
+        "camera_front_frame_id": np.where(index < 0, np.uint64(0), ids[oldest]),
+    }
+    return episode.with_arrays(observation=observation, frames=tuple(arrived))
 
 
 def assert_same(a: Any, b: Any, where: str = "it") -> None:

@@ -12,17 +12,21 @@ import os
 import resource
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alpagym_runtime.envs.core import DrivingCore, build_terms
+from alpagym_runtime.episodes.store import EpisodeStore, Keep
 from alpagym_runtime.errors import ConfigError, CorruptFileError
 from alpagym_runtime.files import remove_partials, replacing, strict, write_atomic, write_json
+from alpagym_runtime.random import mix_int
 from alpagym_runtime.rollouts.collector import Collector, environment
 from alpagym_runtime.rollouts.evaluation import Row, evaluate, paired_gain, summarise
-from alpagym_runtime.run_config import RunConfig
+from alpagym_runtime.run_config import RunConfig, StoreSection, to_mapping
 from alpagym_runtime.telemetry.reporter import Reporter, Silent
 from alpagym_runtime.trainers.base import StopTraining
 from alpagym_runtime.trainers.checkpoints import (
@@ -33,7 +37,7 @@ from alpagym_runtime.trainers.checkpoints import (
     optimiser_tensors,
     restore_optimiser,
 )
-from alpagym_runtime.types import Episode, Policy, PolicySpec, TrainablePolicy, Transport
+from alpagym_runtime.types import Episode, EpisodeRequest, Policy, PolicySpec, Sampling, TrainablePolicy, Transport
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -88,6 +92,7 @@ class Run:
         self._unit = ""
         self._save_now: Callable[[], None] | None = None  # keeps the steps since the last checkpoint
         self._policy: Any = None
+        self._store: EpisodeStore | None = None
         self._started = time.perf_counter()
         self._cpu = _cpu_seconds()
 
@@ -107,6 +112,12 @@ class Run:
         self._restore()
         return self._finish("train", lambda: self.config.trainer.config.build(self).fit(self))
 
+    def rollout(self) -> Outcome:
+        """Drive the config's policy and keep the episodes; those that the store has already are not driven again."""
+        if "rollout" not in self.config.store.record:
+            raise ConfigError("lacks rollout: the episodes would be thrown away", key="store.record")
+        return self._finish("rollout", self._roll_out)
+
     def evaluate(self) -> Outcome:
         """Evaluate the config's policy on `dataset.split`."""
         if "final" in self._rows:
@@ -119,18 +130,26 @@ class Run:
     def policy(self) -> Any:
         """The policy, built at first use; from `checkpoint.path` where that is set."""
         if self._policy is None:
-            self._policy = self.config.policy.config.build("cpu")
-            if "torch" in sys.modules:
-                sys.modules["torch"].set_num_threads(self.config.run.torch_threads)
-            path = self.config.checkpoint.path
-            if path is not None:
-                if not isinstance(self._policy, TrainablePolicy):
-                    raise ConfigError(f"{self.config.policy.type!r} has no weights to load", key="checkpoint.path")
-                _load(self._policy, load_weights(Path(path)), 0, path)
+            self._policy = build_policy(self.config)
         return self._policy
 
-    def core(self, split: str, policy_spec: PolicySpec, labels: Sequence[str] = ()) -> DrivingCore:
-        """A core over a split of the dataset; made once, with its scenes loaded under a progress bar."""
+    @property
+    def resuming(self) -> bool:
+        """Whether this process goes on where another stopped."""
+        return self._restored is not None or bool(self._state["total_steps"])
+
+    @property
+    def store(self) -> EpisodeStore:
+        """Where episodes are kept, as the section `store` says."""
+        if self._store is None:
+            self._store = open_store(self.config.store, self.directory)
+        return self._store
+
+    def core(
+        self, split: str, policy_spec: PolicySpec, labels: Sequence[str] = (), scenes: int | None = None
+    ) -> DrivingCore:
+        """A core over a split of the dataset; made once, with its first `scenes` (None: all) loaded under a bar."""
+        labels = sorted({*labels, *self.config.store.labels})
         # Specs hold mappings, so their text is the key.
         key = (split, json.dumps(strict(_plain(policy_spec)), sort_keys=True), tuple(labels))
         if key not in self._cores:
@@ -138,17 +157,19 @@ class Run:
             dataset = replace(config.dataset, split=split)
             simulator = config.simulator.config.build(policy_spec, dataset, config.rollout.slots, tuple(labels))
             core = DrivingCore(simulator, build_terms(config.reward, simulator), policy_spec)
-            self.reporter.stage(f"scenes {split}", len(core.spec.scenes), "scenes")
-            for scene_id in core.spec.scenes:
+            loaded = core.spec.scenes[:scenes]
+            self.reporter.stage(f"scenes {split}", len(loaded), "scenes")
+            for scene_id in loaded:
                 simulator.scene_hash(scene_id)
                 self.reporter.advance()
                 self.check_stop()
             self._cores[key] = core
         return self._cores[key]
 
-    def collector(self, core: DrivingCore, policy: Policy, actor: str = "policy") -> Collector:
-        """A collector with the config's settings."""
-        rollout = self.config.rollout
+    def collector(self, core: DrivingCore, policy: Policy, actor: str = "policy", purpose: str = "train") -> Collector:
+        """A collector with the config's settings; `store.record` says whether episodes of a purpose are kept."""
+        rollout, store = self.config.rollout, self.config.store
+        record = purpose in store.record
         return Collector(
             core,
             policy,
@@ -157,6 +178,8 @@ class Run:
             retries=rollout.retries,
             config_hash=self.config.config_hash,
             actor=actor,
+            keep_frames=record and store.frames == "arrived",
+            sink=self._record if record else None,
         )
 
     def check_stop(self) -> None:
@@ -188,7 +211,7 @@ class Run:
             self.reporter.advance()
             self.check_stop()
 
-        collector = self.collector(core, self.policy)
+        collector = self.collector(core, self.policy, purpose="evaluate")
         return evaluate(collector, core.spec.scenes, seeds, self.config.expected_valid_steps, watch)
 
     def stage_done(self, stage: str) -> bool:
@@ -262,6 +285,49 @@ class Run:
         if step:
             self.reporter.advance(step)
 
+    def _record(self, episode: Episode) -> None:
+        self.store.add(episode, self._config_text)
+
+    def _roll_out(self) -> None:
+        rollout, seed = self.config.rollout, self.config.run.seed
+        core = self.core(self.config.dataset.split, self.policy.spec, scenes=rollout.groups or None)
+        scenes = core.spec.scenes
+        members = 1 if rollout.mode == "mean" else rollout.group_size
+        requests = [
+            EpisodeRequest(
+                scene_id=scenes[group % len(scenes)],
+                horizon_ticks=self.config.expected_valid_steps,
+                world_seed=mix_int(seed, 21, group),
+                policy_seed=mix_int(seed, 22, group, member),
+                group_id=group,
+                member=member,
+            )
+            for group in range(rollout.groups or len(scenes))
+            for member in range(members)
+        ]
+        made = self._made()
+        self.reporter.stage("rollout", len(requests), "drives")
+        self.reporter.advance(sum((r.group_id, r.member) in made for r in requests))
+
+        def watch(_: Episode) -> None:
+            self.reporter.advance()
+            self.check_stop()
+
+        collector = self.collector(core, self.policy, purpose="rollout")
+        missing = [r for r in requests if (r.group_id, r.member) not in made]
+        # In portions, so that memory holds a few rounds of slots and not the whole rollout.
+        portion = 4 * rollout.slots
+        for start in range(0, len(missing), portion):
+            part = missing[start : start + portion]
+            collector.collect(part, Sampling(rollout.mode, rollout.temperature), watch)  # type: ignore[arg-type]
+
+    def _made(self) -> set[tuple[int, int]]:
+        """Groups and members of this config that were driven into the store, whatever its rules kept."""
+        if not (self.store.path / "data").is_dir():
+            return set()
+        rows = self.store.rows([f"config_hash={self.config.config_hash}"], removed=True)
+        return set(zip(rows["group_id"].to_pylist(), rows["member"].to_pylist(), strict=True))
+
     def _save(self, optimiser: Optimizer, reference: Module | None) -> None:
         tensors = optimiser_tensors(optimiser)
         if reference is not None:
@@ -283,7 +349,7 @@ class Run:
             )
         if checkpoint.state["config_hash"] != self.config.config_hash:
             raise ConfigError(f"{newest} belongs to another config; resume with the run's own config.yaml", key="run")
-        _load(self.policy, checkpoint.weights, int(checkpoint.state["version"]), str(newest))
+        load_into(self.policy, checkpoint.weights, int(checkpoint.state["version"]), str(newest))
         self._state = {k: checkpoint.state[k] for k in self._state}
         self._restored = checkpoint
         # Rows and evaluations made after the checkpoint are made again.
@@ -312,9 +378,30 @@ class Run:
         finally:
             for core in self._cores.values():
                 core.close()
+            self.transport.close()
+            if self._store is not None:
+                self._store.close()
         summary = self._summary(command, completed)
         write_json(self.directory / "summary.json", summary)
         return Outcome(completed, summary)
+
+    def _describe_store(self, store: EpisodeStore) -> dict[str, Any]:
+        rows = store.rows([f"config_hash={self.config.config_hash}"])
+        scores = [score for score in rows["driving_score"].to_pylist() if score is not None]
+        return {
+            "path": str(store.path),
+            "count": len(rows),
+            "bytes": sum(rows["bytes"].to_pylist()),
+            "ended": dict(Counter(rows["ended"].to_pylist())),
+            "driving_score": sum(scores) / len(scores) if scores else None,
+            "problems": store.problems,
+        }
+
+    @cached_property
+    def _config_text(self) -> str:
+        from omegaconf import OmegaConf
+
+        return OmegaConf.to_yaml(OmegaConf.create(to_mapping(self.config)))
 
     def _summary(self, command: str, completed: bool) -> dict[str, Any]:
         resamples = self.config.evaluation.bootstrap
@@ -338,6 +425,8 @@ class Run:
             "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             * (1 if os.uname().sysname == "Darwin" else 1024),
         }
+        if self._store is not None:
+            summary["episodes"] = self._describe_store(self._store)
         before = rows.get("warm_start") or rows.get("start")
         if before and "final" in rows:
             summary["paired_gain"] = paired_gain(before, rows["final"], resamples)
@@ -352,6 +441,26 @@ def _refuse_links(directory: Path) -> None:
             raise ConfigError(f"{directory / name} is a symbolic link; put the real file or folder there", key="run")
 
 
+def build_policy(config: RunConfig) -> Any:
+    """A config's policy, with the weights of `checkpoint.path` where that is set."""
+    policy = config.policy.config.build("cpu")
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(config.run.torch_threads)
+    path = config.checkpoint.path
+    if path is not None:
+        if not isinstance(policy, TrainablePolicy):
+            raise ConfigError(f"{config.policy.type!r} has no weights to load", key="checkpoint.path")
+        load_into(policy, load_weights(Path(path)), 0, path)
+    return policy
+
+
+def open_store(section: StoreSection, directory: Path) -> EpisodeStore:
+    """The store of a section; `directory` is the run's."""
+    keep = Keep(section.keep_last, section.keep_best, section.keep_worst, section.keep_failures)
+    path = Path(section.path) if section.path else directory / "episodes"
+    return EpisodeStore(path, frames=section.frames, keep=keep)  # type: ignore[arg-type]
+
+
 def _plain(value: Any) -> dict[str, Any]:
     return {k: sorted(v) if isinstance(v, frozenset) else v for k, v in vars(value).items()}
 
@@ -361,7 +470,8 @@ def _cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def _load(policy: TrainablePolicy, weights: Mapping[str, Any], version: int, place: str) -> None:
+def load_into(policy: TrainablePolicy, weights: Mapping[str, Any], version: int, place: str) -> None:
+    """Give a policy weights; ConfigError names their place where they do not fit."""
     try:
         policy.load(weights, version)
     except (RuntimeError, KeyError) as err:

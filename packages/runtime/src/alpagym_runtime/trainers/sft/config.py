@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from alpagym_plugins import check_range
+from alpagym_plugins import ConfigError, check_choice, check_range
 
 if TYPE_CHECKING:
     from alpagym_runtime.trainers.sft.trainer import SftTrainer
@@ -13,9 +13,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class SftConfig:
-    """Imitation of the world's expert (`target_plan_rig`) on drives that noise pushes off its path.
+    """Imitation of the world's expert (`target_plan_rig`) on drives that noise pushes off its path, or of a store.
 
     Attributes:
+        store: a store of episodes, or a run directory, to learn from; null drives the expert.
+        where: conditions on stored episodes, such as driving_score>=0.8; all must hold.
+        best_of_group: of each group's stored episodes, only so many with the highest driving score; 0 takes all.
+        target: with a store: plan (imitate what was driven) | expert (the label target_plan_rig).
         drives_per_scene: expert drives of each training scene, each with other noise.
         acceleration_noise_mps2, curvature_noise_pm: of the noise that drives off the expert's path.
         noise_correlation: from one tick to the next.
@@ -27,6 +31,10 @@ class SftConfig:
 
     """
 
+    store: str | None = None
+    where: list[str] = field(default_factory=list)
+    best_of_group: int = 0
+    target: str = "plan"
     drives_per_scene: int = 3
     acceleration_noise_mps2: float = 1.5
     curvature_noise_pm: float = 0.012
@@ -38,6 +46,12 @@ class SftConfig:
     gradient_clip: float = 1.0
 
     def __post_init__(self) -> None:
+        check_range("best_of_group", self.best_of_group, minimum=0)
+        check_choice("target", self.target, ("plan", "expert"))
+        if self.store is None:
+            for key in ("where", "best_of_group"):
+                if getattr(self, key):
+                    raise ConfigError("chooses among stored episodes, and there is no store", key=key)
         check_range("drives_per_scene", self.drives_per_scene, minimum=1)
         check_range("acceleration_noise_mps2", self.acceleration_noise_mps2, minimum=0)
         check_range("curvature_noise_pm", self.curvature_noise_pm, minimum=0)

@@ -1,4 +1,4 @@
-"""Imitation, top to bottom: drive the expert with noise, then regress its plans."""
+"""Imitation, top to bottom: drive the expert with noise, or take stored drives; then regress the plans."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from alpagym_runtime.random import generator, mix_int
 from alpagym_runtime.trainers.base import decision_batch, take
 from alpagym_runtime.trainers.sft.config import SftConfig
 from alpagym_runtime.trainers.sft.expert import LABEL, NoisyExpert
+from alpagym_runtime.trainers.sft.stored import choose, hold_still, read_data
 from alpagym_runtime.types import Episode, EpisodeRequest, ImitatingPolicy, Observation, Sampling
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class SftTrainer:
             raise ConfigError("cannot be trained by imitation: it has no `imitation_loss`", key="policy")
         if run.stage_done(STAGE):
             return
-        observation, target = self._data(run)
+        observation, target = self._data(run) if config.store is None else self._stored(run)
         optimiser = torch.optim.AdamW(
             policy.module.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
         )
@@ -69,6 +70,13 @@ class SftTrainer:
                 "steps_refused": float(refused),
             }
             run.end_step(STAGE, epoch + 1, config.epochs, numbers, time.perf_counter() - started, optimiser)
+
+    def _stored(self, run: Run) -> tuple[Observation, np.ndarray]:
+        """Decisions of stored episodes."""
+        files = choose(self._config)
+        hold_still(files, run.directory, run.resuming)
+        run.reporter.note(f"imitating {self._config.target} of {len(files)} episodes in {self._config.store}")
+        return read_data(files, run.policy.spec, self._config.target)
 
     def _data(self, run: Run) -> tuple[Observation, np.ndarray]:
         """All decisions of noisy expert drives through the training scenes: observations and target plans [B,T,3]."""

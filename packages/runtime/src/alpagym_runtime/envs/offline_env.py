@@ -1,0 +1,169 @@
+"""Stored episodes behind Gymnasium's interface: what offline reinforcement learning and tests of algorithms read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from alpagym_runtime.envs.actions import PLAN_SCALE
+from alpagym_runtime.envs.spaces import LIMITS, MASKS, fit, observation_space
+from alpagym_runtime.episodes.format import EpisodeFile
+from alpagym_runtime.episodes.store import EpisodeStore, find_store
+from alpagym_runtime.errors import ConfigError, ResetNeededError
+from alpagym_runtime.types import Episode, PolicySpec
+
+
+class OfflineEnv(gymnasium.Env[dict[str, NDArray[Any]], NDArray[np.float32]]):
+    """Go through recorded drives: T decisions, T + 1 observations.
+
+    ## Action space
+    `Box(-1, 1, (3 T,), float32)`, plans as in `alpagym/Embedded-v0`'s `plan`. The action of `step` changes nothing: the
+    recorded one was driven, and `info["action"]` says which.
+
+    ## Observation space
+    `Dict`, as `alpagym/Embedded-v0` (flat) or `alpagym/Embedded-Nested-v0`; `camera_<name>` [K,h,w,3] uint8 where the
+    store holds pictures.
+
+    ## Rewards
+    The recorded ones; `info["terms"]` has their parts.
+
+    ## Starting state
+    An episode drawn from the seed, or `options={"episode": ID}` at reset; `order=True` takes them oldest first.
+
+    ## Episode end
+    As recorded: terminated by collision, leaving the road, goal or a reward term; truncated at the horizon or the
+    recording's end. Void episodes are left out.
+
+    ## Info
+    `reset` and `step` give, for the decision that is next, `action` (the recorded plan in action units), `plan_rig`
+    [T,3] f32, `log_prob` (the behaviour policy's, summed over its factors), `version`, and `episode`, its id. The last
+    step has none of these, but `ended`, `driving_score` and `is_success`.
+
+    ## Arguments
+    `store`: a store's folder or a run directory. `where`: conditions that all hold, such as `driving_score>=0.8`.
+
+    Raises:
+        ConfigError: no episode is left, or they are of several kinds.
+        ResetNeededError: `step` before `reset` or after the end.
+
+    """
+
+    metadata = {"render_modes": []}  # noqa: RUF012 (Gymnasium's own convention)
+
+    def __init__(
+        self,
+        *,
+        store: str,
+        where: list[str] | None = None,
+        order: bool = False,
+        nested: bool = False,
+        render_mode: str | None = None,
+    ) -> None:
+        if render_mode is not None:
+            raise ConfigError("recorded drives are shown by `alpagym episodes view`", key="render_mode")
+        self._store = EpisodeStore(find_store(Path(store)))
+        self._ids: list[str] = self._store.rows(["ended!=failed", "ticks>0", *(where or ())])["id"].to_pylist()
+        if not self._ids:
+            raise ConfigError(f"no episode of {self._store.path} is left by where={where}", key="where")
+        self._order, self._flat, self.render_mode = order, not nested, render_mode
+        self._next = 0
+        first = self._store.open(self._ids[0])
+        self._spec, self._cameras, self._plan = _shapes(first)
+        space = observation_space(self._spec, self._flat)
+        for name, shape in self._cameras.items():
+            space.spaces[name] = spaces.Box(0, 255, shape, np.uint8)
+        self._space = spaces.Dict(space.spaces)
+        self.observation_space = self._space  # type: ignore[assignment]  # Gymnasium's Dict is typed by Any
+        self.action_space = spaces.Box(-1.0, 1.0, (3 * self._plan,), np.float32)
+        self._episode: Episode | None = None
+        self._id = ""
+        self._tick = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """Begin a recorded drive."""
+        super().reset(seed=seed)
+        if options and "episode" in options:
+            self._id = str(options["episode"])
+        elif self._order:
+            self._id = self._ids[self._next % len(self._ids)]
+            self._next += 1
+        else:
+            self._id = self._ids[int(self.np_random.integers(len(self._ids)))]
+        file = self._store.open(self._id)
+        if _shapes(file) != (self._spec, self._cameras, self._plan):
+            raise ConfigError(
+                f"{file.path} has observations of other shapes than the first episode; choose episodes of one kind "
+                f"with where=['config_hash=…']"
+            )
+        self._episode, self._tick = file.episode(frames=bool(self._cameras)), 0
+        return self._observe(), self._decision()
+
+    def step(self, action: NDArray[np.float32]) -> tuple[dict[str, NDArray[Any]], float, bool, bool, dict[str, Any]]:
+        """Go on by one recorded decision, whatever `action` is."""
+        episode = self._episode
+        if episode is None:
+            raise ResetNeededError("call reset() before step(): the episode has not begun or is over")
+        reward = float(episode.rewards[self._tick])
+        terms = {name: float(values[self._tick]) for name, values in episode.terms.items()}
+        self._tick += 1
+        observation, last = self._observe(), self._tick == len(episode)
+        if not last:
+            return observation, reward, False, False, {"terms": terms} | self._decision()
+        self._episode = None
+        ended = episode.ended
+        info = {"terms": terms, "ended": ended.name.lower(), "driving_score": episode.driving_score}
+        return (
+            observation,
+            reward,
+            ended.terminated,
+            ended.truncated,
+            info | {"is_success": bool(episode.driving_score >= 1.0)},
+        )
+
+    def _observe(self) -> dict[str, NDArray[Any]]:
+        assert self._episode is not None
+        observation = fit(self._episode.observation, self._spec, self._flat, self._tick)
+        return observation | {name: self._episode.observation[name][self._tick].copy() for name in self._cameras}
+
+    def _decision(self) -> dict[str, Any]:
+        assert self._episode is not None
+        assert self._episode.decisions is not None
+        decisions, t = self._episode.decisions, self._tick
+        plan = decisions.plan_rig[t]
+        counted = np.where(decisions.log_prob_mask[t], decisions.log_prob[t], 0.0)
+        return {
+            "episode": self._id,
+            "action": np.clip(plan / PLAN_SCALE, -1.0, 1.0).reshape(-1).astype(np.float32),
+            "plan_rig": plan.copy(),
+            "log_prob": float(counted.sum(dtype=np.float64)),
+            "version": int(decisions.version[t]),
+        }
+
+
+def _shapes(file: EpisodeFile) -> tuple[PolicySpec, dict[str, tuple[int, ...]], int]:
+    """What a file's observations are shaped like: fields, cameras, steps of a plan."""
+    shapes = {
+        name.removeprefix("observation."): tuple(about["shape"])
+        for name, about in file.columns.items()
+        if name.startswith("observation.") and about["kind"] == "array"
+    }
+    names = [name for name in LIMITS if name in shapes and (name not in MASKS or MASKS[name] in shapes)]
+    spec = PolicySpec(
+        fields=tuple(names),
+        history_steps=shapes.get("ego_history_rig", (16,))[0],
+        route_points=shapes.get("route_rig", (20,))[0],
+        actors=shapes.get("actors_rig", (8,))[0],
+        plan_steps=file.columns["decision.plan_rig"]["shape"][0],
+    )
+    cameras: dict[str, tuple[int, ...]] = {
+        f"camera_{name}": (file.columns[f"frame.{name}"]["shape"][0], about["height"], about["width"], 3)
+        for name, about in file.meta["cameras"].items()
+    }
+    return spec, cameras, spec.plan_steps

@@ -1,0 +1,1 @@
+"""Episodes that last: their file format, stores of them, views and exports."""
