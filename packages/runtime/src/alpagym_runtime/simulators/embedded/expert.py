@@ -12,6 +12,7 @@ import numpy as np
 
 from alpagym_runtime.geometry_kernels import box_inside_kernel, box_penetration_kernel
 from alpagym_runtime.kernels import kernel
+from alpagym_runtime.simulators.embedded.route import project
 from alpagym_runtime.simulators.embedded.scene_bank import (
     ACTOR,
     ACTOR_N,
@@ -30,7 +31,6 @@ from alpagym_runtime.simulators.embedded.scene_bank import (
     SPEED_LIMIT,
     WIDTH,
 )
-from alpagym_runtime.simulators.embedded.world import actor_pose, project
 
 ACCELERATIONS = np.array([2.0, 1.0, 0.4, 0.0, -0.7, -1.5, -2.5, -4.0, -6.0, -8.0])
 OFFSETS = np.array([0.0, 0.6, -0.6, 1.2, -1.2, 1.9])
@@ -41,6 +41,16 @@ MARGIN_LENGTH_M = 1.2
 MARGIN_WIDTH_M = 0.4
 LATERAL_RATE = 0.9  # 1/s, how fast an offset is closed
 OFFSET_COST = 1.5  # m of progress in four seconds that an offset of 1 m must win
+
+
+@kernel
+def actor_pose(bank, actor, step):
+    """Centre x, y, yaw, speed of an actor (a row of bank.actors) at a grid index; exists tells if it is there."""
+    row = bank.actors[actor]
+    if step < row[1] or step > row[2]:
+        return 0.0, 0.0, 0.0, 0.0, False
+    sample = bank.tracks[row[0] + step]
+    return sample[0], sample[1], sample[2], sample[3], True
 
 
 @kernel

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from alpagym_runtime.errors import SceneError
 from alpagym_runtime.geometry import area_from_polygons
 from alpagym_runtime.random import generator, text_seed
-from alpagym_runtime.simulators.embedded import world
+from alpagym_runtime.simulators.embedded import state, world
 from alpagym_runtime.simulators.embedded.expert import target_plan
 from alpagym_runtime.simulators.embedded.scene import KINDS, STEP_US, Actors, Scene, Vehicle
 from alpagym_runtime.simulators.embedded.scene_bank import SceneBank
@@ -277,17 +277,17 @@ def _record(scene: Scene) -> Scene | None:
     """The scene with the expert's drive as its recording; None if that drive ends at fault or hardly moves."""
     bank = SceneBank()
     bank.add([scene], set())
-    slots = world.make_slots(1, len(scene.ego_log), 64)
+    slots = state.make_slots(1, len(scene.ego_log), 64)
     row, handover = np.zeros(1, np.int64), np.array([scene.handover])
     world.begin(bank.bank, slots, row, row, handover, handover)
-    if slots.measures[0, world.INITIAL]:
+    if slots.measures[0, state.INITIAL]:
         return None
     plan = np.zeros((1, 64, 3), np.float32)
     last, events = np.array([len(scene.ego_log) - 1]), np.zeros(1, np.int64)
     while slots.step[0] < last[0]:
         target_plan(bank.bank, slots, row, plan, 0.1)
         slots.plan[0], slots.plan_pose[0] = plan[0], slots.state[0, :3]
-        world.advance(bank.bank, slots, row, 1, 0.1, world.EVENT_COLLISION | world.EVENT_OFFROAD, last, events)
+        world.advance(bank.bank, slots, row, 1, 0.1, state.EVENT_COLLISION | state.EVENT_OFFROAD, last, events)
         if events[0]:
             return None
     log = slots.trail[0, : len(scene.ego_log), :4].copy()

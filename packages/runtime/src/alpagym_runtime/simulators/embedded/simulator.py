@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from alpagym_runtime.errors import ConfigError, SceneError
 from alpagym_runtime.run_config import DatasetSection
 from alpagym_runtime.simulators.base import no_failures, rows_of
-from alpagym_runtime.simulators.embedded import world
+from alpagym_runtime.simulators.embedded import observe, state, world
 from alpagym_runtime.simulators.embedded.config import EmbeddedConfig
 from alpagym_runtime.simulators.embedded.dataset import open_source, scene_ids
 from alpagym_runtime.simulators.embedded.expert import target_plan
@@ -32,7 +32,7 @@ from alpagym_runtime.types import (
     TickBatch,
 )
 
-_EVENTS = {"collision": world.EVENT_COLLISION, "offroad": world.EVENT_OFFROAD, "goal": world.EVENT_GOAL}
+_EVENTS = {"collision": state.EVENT_COLLISION, "offroad": state.EVENT_OFFROAD, "goal": state.EVENT_GOAL}
 _AGGREGATION = {
     "acceleration_mps2": "mean",
     "along_track_error_m": "last",
@@ -94,17 +94,17 @@ class EmbeddedSimulator:
         self._inner = config.control_period_us // STEP_US
         self._end_on = sum(_EVENTS[name] for name in set(config.end_on))
         self._bank = SceneBank()
-        self._slots = world.make_slots(slots, 128, policy_spec.plan_steps)
+        self._slots = state.make_slots(slots, 128, policy_spec.plan_steps)
         self._requests: list[EpisodeRequest | None] = [None] * slots
         self._phase = np.zeros(slots, np.int64)
         self._last_step = np.zeros(slots, np.int64)
         self._horizon_step = np.zeros(slots, np.int64)
         self._ended = np.zeros(slots, np.int64)
         self._failures: list[Failure | None] = [None] * slots
-        self._previous = np.zeros((slots, len(world.MEASURES)))
-        self._previous_valid = np.zeros((slots, len(world.MEASURES)), bool)
-        self._series = np.zeros((slots, 64, len(world.MEASURES)))
-        self._series_valid = np.zeros((slots, 64, len(world.MEASURES)), bool)
+        self._previous = np.zeros((slots, len(state.MEASURES)))
+        self._previous_valid = np.zeros((slots, len(state.MEASURES)), bool)
+        self._series = np.zeros((slots, 64, len(state.MEASURES)))
+        self._series_valid = np.zeros((slots, 64, len(state.MEASURES)), bool)
         self._series_time = np.zeros((slots, 64), np.int64)
         self._samples = np.zeros(slots, np.int64)
         self._queue: list[tuple[NDArray[np.int64], NDArray[np.bool_]]] = []
@@ -115,7 +115,7 @@ class EmbeddedSimulator:
             control_period_us=config.control_period_us,
             slots=slots,
             scenes=tuple(scene_ids(dataset, self._source)),
-            measures=dict.fromkeys(world.MEASURES, "tick"),
+            measures=dict.fromkeys(state.MEASURES, "tick"),
             action_kinds=frozenset({"plan", "control"}),
         )
 
@@ -284,9 +284,9 @@ class EmbeddedSimulator:
         code = np.full(len(rows), np.int64(Ended.RUNNING))
         code[s.step[rows] >= self._last_step[rows]] = Ended.SCENE_END
         code[s.step[rows] >= self._horizon_step[rows]] = Ended.HORIZON
-        code[events & world.EVENT_GOAL != 0] = Ended.GOAL
-        code[events & world.EVENT_OFFROAD != 0] = Ended.OFFROAD
-        code[events & world.EVENT_COLLISION != 0] = Ended.COLLISION
+        code[events & state.EVENT_GOAL != 0] = Ended.GOAL
+        code[events & state.EVENT_OFFROAD != 0] = Ended.OFFROAD
+        code[events & state.EVENT_COLLISION != 0] = Ended.COLLISION
         ended[~stop] = code
         return _Result(slots, ended)
 
@@ -339,7 +339,7 @@ class EmbeddedSimulator:
         values, valid = self._series[slot, :count].T.copy(), self._series_valid[slot, :count].T.copy()
         return {
             name: MeasureSeries(times, values[m], valid[m], _AGGREGATION.get(name, "last"))  # type: ignore[arg-type]
-            for m, name in enumerate(world.MEASURES)
+            for m, name in enumerate(state.MEASURES)
         }
 
     def _observe(self, rows: NDArray[np.int64], well: NDArray[np.bool_]) -> Observation:
@@ -349,17 +349,17 @@ class EmbeddedSimulator:
         history = np.zeros((len(good), spec.history_steps, 7), np.float32)
         mask = np.zeros((len(good), spec.history_steps), bool)
         dynamics = np.zeros((len(good), 7), np.float32)
-        world.observe_ego(bank, s, good, history, mask, dynamics, spec.history_step_us // STEP_US)
+        observe.observe_ego(bank, s, good, history, mask, dynamics, spec.history_step_us // STEP_US)
         fields = {"ego_history_rig": history, "ego_history_mask": mask, "ego_dynamics_rig": dynamics}
         if "route_rig" in spec.fields:
             route = np.zeros((len(good), spec.route_points, 2), np.float32)
             route_mask = np.zeros((len(good), spec.route_points), bool)
-            world.observe_route(bank, s, good, route, route_mask, self._config.route_spacing_m)
+            observe.observe_route(bank, s, good, route, route_mask, self._config.route_spacing_m)
             fields |= {"route_rig": route, "route_mask": route_mask}
         if "actors_rig" in spec.fields:
             actors = np.zeros((len(good), spec.actors, 9), np.float32)
             actors_mask = np.zeros((len(good), spec.actors), bool)
-            world.observe_actors(bank, s, good, actors, actors_mask)
+            observe.observe_actors(bank, s, good, actors, actors_mask)
             fields |= {"actors_rig": actors, "actors_mask": actors_mask}
         return out | {name: _spread(array, well, n) for name, array in fields.items()}
 
@@ -372,14 +372,14 @@ class EmbeddedSimulator:
             if name == "target_plan_rig":
                 target_plan(bank, s, rows, plan, spec.plan_step_us * 1e-6)
             else:
-                world.recorded_plan(bank, s, rows, plan, mask, spec.plan_step_us // STEP_US)
+                observe.recorded_plan(bank, s, rows, plan, mask, spec.plan_step_us // STEP_US)
             out[name] = _spread(plan, well, len(well))
             out[f"{name}_mask"] = _spread(mask, well, len(well))
         return out
 
 
 def _columns(values: NDArray[np.float64], valid: NDArray[np.bool_]) -> Measures:
-    return Measures(dict(zip(world.MEASURES, values.T, strict=True)), dict(zip(world.MEASURES, valid.T, strict=True)))
+    return Measures(dict(zip(state.MEASURES, values.T, strict=True)), dict(zip(state.MEASURES, valid.T, strict=True)))
 
 
 def _spread(array: NDArray, well: NDArray[np.bool_], count: int) -> NDArray:

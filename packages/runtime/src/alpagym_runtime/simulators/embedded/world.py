@@ -1,4 +1,4 @@
-"""The state kernel: slots as structs of arrays, stepped by compiled code; no Python loop over slots.
+"""The state kernel: slots stepped by compiled code; no Python loop over slots.
 
 Each slot depends on its scene and its decisions only, so an episode is the same bits whatever runs beside it. Compiled
 without fast maths for that reason.
@@ -7,279 +7,51 @@ without fast maths for that reason.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from alpagym_runtime.geometry import CONTACT_TOLERANCE_M
-from alpagym_runtime.geometry_kernels import box_inside_kernel, box_penetration_kernel
 from alpagym_runtime.kernels import kernel
-from alpagym_runtime.simulators.embedded.scene import MAX_ACTORS, STANDING_REFERENCE_M
+from alpagym_runtime.simulators.embedded.contacts import new_contacts, on_the_road
+from alpagym_runtime.simulators.embedded.measures import report
+from alpagym_runtime.simulators.embedded.route import project
+from alpagym_runtime.simulators.embedded.scene import STANDING_REFERENCE_M
 from alpagym_runtime.simulators.embedded.scene_bank import (
     ACTOR,
     ACTOR_N,
-    BAND,
-    BAND_HEIGHT,
-    BAND_LOW,
-    BAND_N,
-    BAND_SEGMENT,
-    BAND_SEGMENT_N,
-    CENTRE_OFFSET,
-    LENGTH,
     LOG,
     LOG_N,
-    ROUTE,
-    ROUTE_N,
     S_END,
     S_START,
-    SEGMENT,
-    SEGMENT_N,
     WHEELBASE,
-    WIDTH,
+)
+from alpagym_runtime.simulators.embedded.state import (
+    AT_FAULT,
+    COLLISIONS,
+    EVENT_COLLISION,
+    EVENT_GOAL,
+    EVENT_OFFROAD,
+    INITIAL,
+    JERK,
+    OFFROAD,
+    PROGRESS,
 )
 from alpagym_runtime.simulators.embedded.vehicle import ACCELERATION_MAX_MPS2, STEP_S, drive, track
 
-MEASURES = (
-    "collision_count",
-    "collision_at_fault_count",
-    "offroad_count",
-    "progress",
-    "along_track_error_m",
-    "distance_to_gt_m",
-    "route_deviation_m",
-    "speed_mps",
-    "acceleration_mps2",
-    "lateral_acceleration_mps2",
-    "jerk_mps3",
-    "yaw_rate_radps",
-    "initial_fault",
-)
-"""Columns of the measure arrays; docs/concepts.md defines each."""
-
-COLLISIONS, AT_FAULT, OFFROAD, PROGRESS, ALONG_TRACK, TO_GT, DEVIATION = range(7)
-SPEED, ACCELERATION, LATERAL, JERK, YAW_RATE, INITIAL = range(7, 13)
-STANDING_MPS = 0.05
-
-# Bits of `Slots.end_on` and of the events that a step reports.
-EVENT_COLLISION, EVENT_OFFROAD, EVENT_GOAL = 1, 2, 4
-
-
-class Slots(NamedTuple):
-    """Everything that changes while an episode runs; leading axis N."""
-
-    scene: NDArray[np.int64]
-    step: NDArray[np.int64]  # grid index of now
-    handover: NDArray[np.int64]  # grid index of the handover
-    state: NDArray[np.float64]  # [N,6] rig x, y, yaw, speed, acceleration, curvature; local
-    trail: NDArray[np.float64]  # [N,K,6] state by grid index, the log before the handover
-    segment: NDArray[np.int64]  # nearest route segment
-    arc: NDArray[np.float64]  # [N,2] present and furthest arc length on the route
-    hit: NDArray[np.bool_]  # [N,MAX_ACTORS] touched before
-    off: NDArray[np.bool_]  # outside the area at the last step
-    frozen: NDArray[np.bool_]  # the first end event is past: counts and progress stay
-    measures: NDArray[np.float64]  # [N,M]
-    valid: NDArray[np.bool_]  # [N,M]
-    plan: NDArray[np.float64]  # [N,T,3] in the rig frame of `plan_pose`
-    plan_pose: NDArray[np.float64]  # [N,3]
-    control: NDArray[np.float64]  # [N,2] acceleration, steering; NaN where the plan counts
-
-
-def make_slots(count: int, steps: int, plan_steps: int) -> Slots:
-    """Zeroed slots for logs of up to `steps` grid samples."""
-    return Slots(
-        scene=np.zeros(count, np.int64),
-        step=np.zeros(count, np.int64),
-        handover=np.zeros(count, np.int64),
-        state=np.zeros((count, 6)),
-        trail=np.zeros((count, steps, 6)),
-        segment=np.zeros(count, np.int64),
-        arc=np.zeros((count, 2)),
-        hit=np.zeros((count, MAX_ACTORS), bool),
-        off=np.zeros(count, bool),
-        frozen=np.zeros(count, bool),
-        measures=np.zeros((count, len(MEASURES))),
-        valid=np.zeros((count, len(MEASURES)), bool),
-        plan=np.zeros((count, plan_steps, 3)),
-        plan_pose=np.zeros((count, 3)),
-        control=np.full((count, 2), np.nan),
-    )
-
 
 @kernel
-def actor_pose(bank, actor, step):
-    """Centre x, y, yaw, speed of an actor (a row of bank.actors) at a grid index; exists tells if it is there."""
-    row = bank.actors[actor]
-    if step < row[1] or step > row[2]:
-        return 0.0, 0.0, 0.0, 0.0, False
-    sample = bank.tracks[row[0] + step]
-    return sample[0], sample[1], sample[2], sample[3], True
-
-
-@kernel
-def project(bank, scene, segment, x, y, behind, ahead):
-    """Nearest route point from `behind` m before to `ahead` m after a segment: (segment, arc length, lateral offset).
-
-    The window keeps the projection on its own branch where a route passes itself; the offset is positive to the left.
-    """
-    first = bank.rows[scene, ROUTE]
-    count = bank.rows[scene, ROUTE_N]
-    route = bank.route[first : first + count]
-    here = route[segment, 2]
-    low = segment
-    while low > 0 and here - route[low, 2] < behind:
-        low -= 1
-    best, best_arc, best_offset, best_segment = 1e18, 0.0, 0.0, segment
-    k = low
-    while k < count - 1 and route[k, 2] - here < ahead:
-        dx, dy = route[k + 1, 0] - route[k, 0], route[k + 1, 1] - route[k, 1]
-        length = route[k + 1, 2] - route[k, 2]
-        px, py = x - route[k, 0], y - route[k, 1]
-        t = (px * dx + py * dy) / (length * length)
-        # Open at both ends of the route, so that behind and beyond it arc length goes on.
-        if t < 0.0 and k > 0:
-            t = 0.0
-        if t > 1.0 and k < count - 2:
-            t = 1.0
-        ex, ey = px - t * dx, py - t * dy
-        distance = ex * ex + ey * ey
-        if distance < best - 1e-12:
-            best, best_segment = distance, k
-            best_arc = route[k, 2] + t * length
-            best_offset = (dx * py - dy * px) / length
-        k += 1
-    return best_segment, best_arc, best_offset
-
-
-@kernel
-def _inside(bank, scene, state):
-    row, number = bank.rows[scene], bank.numbers[scene]
-    cos, sin = math.cos(state[2]), math.sin(state[2])
-    offset = number[CENTRE_OFFSET]
-    return box_inside_kernel(
-        state[0] + offset * cos,
-        state[1] + offset * sin,
-        state[2],
-        number[LENGTH],
-        number[WIDTH],
-        bank.segments[row[SEGMENT] : row[SEGMENT] + row[SEGMENT_N]],
-        bank.band_offsets[row[BAND] : row[BAND] + row[BAND_N]],
-        bank.band_segments[row[BAND_SEGMENT] : row[BAND_SEGMENT] + row[BAND_SEGMENT_N]],
-        number[BAND_LOW],
-        number[BAND_HEIGHT],
-    )
-
-
-@kernel
-def at_fault(ego_before, ego_after, ego_size, other_before, other_after, other_size):
-    """Whether a new contact is the ego's doing. Boxes move from [3] (centre x, y, yaw) before to after in one step.
-
-    A standing ego is never at fault, nor is one that is hit from behind; a moving one that meets something with its
-    front is; side by side it is whoever moved sideways more. Source: nuPlan's collision classes, without lanes.
-    """
-    moved = math.hypot(ego_after[0] - ego_before[0], ego_after[1] - ego_before[1])
-    turned = abs((ego_after[2] - ego_before[2] + math.pi) % (2.0 * math.pi) - math.pi)
-    if moved < STANDING_MPS * STEP_S and turned < 1e-6:
-        return False
-    cos, sin = math.cos(ego_after[2]), math.sin(ego_after[2])
-    dx, dy = other_after[0] - ego_after[0], other_after[1] - ego_after[1]
-    along, across = dx * cos + dy * sin, dy * cos - dx * sin
-    turn = other_after[2] - ego_after[2]
-    reach_x = (ego_size[0] + other_size[0] * abs(math.cos(turn)) + other_size[1] * abs(math.sin(turn))) / 2.0
-    reach_y = (ego_size[1] + other_size[0] * abs(math.sin(turn)) + other_size[1] * abs(math.cos(turn))) / 2.0
-    ego_x, ego_y = ego_after[0] - ego_before[0], ego_after[1] - ego_before[1]
-    other_x, other_y = other_after[0] - other_before[0], other_after[1] - other_before[1]
-    if reach_x - abs(along) <= reach_y - abs(across):
-        # Front or rear: the ego's own forward motion decides at the front.
-        return along > 0.0 and ego_x * cos + ego_y * sin > STANDING_MPS * STEP_S
-    side = 1.0 if across >= 0.0 else -1.0
-    ego_sideways = side * (ego_y * cos - ego_x * sin)
-    # The end of the ego that is beside the other also swings.
-    swing = (ego_after[2] - ego_before[2] + math.pi) % (2.0 * math.pi) - math.pi
-    ego_sideways += side * swing * min(max(along, -ego_size[0] / 2.0), ego_size[0] / 2.0)
-    other_sideways = -side * (other_y * cos - other_x * sin)
-    return ego_sideways > 0.0 and ego_sideways >= other_sideways
-
-
-@kernel
-def _contacts(bank, scene, before, state, step, hit, count_new):
-    """Mark and count actors that newly overlap the ego: (collisions, at fault)."""
-    number, first, count = bank.numbers[scene], bank.rows[scene, ACTOR], bank.rows[scene, ACTOR_N]
-    offset, length, width = number[CENTRE_OFFSET], number[LENGTH], number[WIDTH]
-    cx, cy = state[0] + offset * math.cos(state[2]), state[1] + offset * math.sin(state[2])
-    new, fault = 0, 0
-    for a in range(count):
-        if hit[a]:
-            continue
-        x, y, yaw, _, exists = actor_pose(bank, first + a, step)
-        if not exists:
-            continue
-        size = bank.sizes[first + a]
-        reach = (length + width + size[0] + size[1]) / 2.0
-        if abs(x - cx) > reach or abs(y - cy) > reach:
-            continue
-        depth, _, _ = box_penetration_kernel(cx, cy, state[2], length, width, x, y, yaw, size[0], size[1])
-        if depth <= CONTACT_TOLERANCE_M:
-            continue
-        hit[a] = True
-        if count_new:
-            new += 1
-            bx, by, byaw, _, existed = actor_pose(bank, first + a, step - 1)
-            if not existed:
-                bx, by, byaw = x, y, yaw
-            ego_before = np.array(
-                [before[0] + offset * math.cos(before[2]), before[1] + offset * math.sin(before[2]), before[2]]
-            )
-            if at_fault(
-                ego_before,
-                np.array([cx, cy, state[2]]),
-                np.array([length, width]),
-                np.array([bx, by, byaw]),
-                np.array([x, y, yaw]),
-                size,
-            ):
-                fault += 1
-        else:
-            new += 1
-    return new, fault
-
-
-@kernel
-def _report(bank, slots, i, acceleration_before, lateral_before):
-    """Measures of the present step that are functions of the state."""
+def place_actors(bank, slots, i):
+    """Put the recorded road users where they are at the slot's present step; each only inside its interval."""
     scene, step = slots.scene[i], slots.step[i]
-    state, values, valid = slots.state[i], slots.measures[i], slots.valid[i]
-    number, row = bank.numbers[scene], bank.rows[scene]
-    segment, arc, offset = project(bank, scene, slots.segment[i], state[0], state[1], 10.0, 40.0)
-    slots.segment[i] = segment
-    slots.arc[i, 0] = arc
-    start, end = number[S_START], number[S_END]
-    log = bank.log[row[LOG] : row[LOG] + row[LOG_N]]
-    if not slots.frozen[i]:
-        slots.arc[i, 1] = max(slots.arc[i, 1], arc)
-        if end - start >= STANDING_REFERENCE_M:
-            values[PROGRESS] = min(max((slots.arc[i, 1] - start) / (end - start), 0.0), 1.0)
-        else:
-            origin = log[slots.handover[i]]
-            away = math.hypot(state[0] - origin[0], state[1] - origin[1])
-            values[PROGRESS] = 1.0 if away <= STANDING_REFERENCE_M else 0.0
-        valid[PROGRESS] = True
-    known = step < row[LOG_N]
-    valid[TO_GT] = known
-    valid[ALONG_TRACK] = known
-    if known:
-        values[TO_GT] = math.hypot(state[0] - log[step, 0], state[1] - log[step, 1])
-        _, log_arc, _ = project(bank, scene, segment, log[step, 0], log[step, 1], 80.0, 80.0)
-        values[ALONG_TRACK] = arc - log_arc
-    lateral = state[3] * state[3] * state[5]
-    values[DEVIATION] = abs(offset)
-    values[SPEED] = state[3]
-    values[ACCELERATION] = state[4]
-    values[LATERAL] = lateral
-    values[YAW_RATE] = state[3] * state[5]
-    values[JERK] = math.hypot(state[4] - acceleration_before, lateral - lateral_before) / STEP_S
-    for m in (DEVIATION, SPEED, ACCELERATION, LATERAL, YAW_RATE):
-        valid[m] = True
+    for a in range(bank.rows[scene, ACTOR_N]):
+        row = bank.actors[bank.rows[scene, ACTOR] + a]
+        slots.present[i, a] = row[1] <= step <= row[2]
+        if not slots.present[i, a]:
+            continue
+        now = bank.tracks[row[0] + step]
+        before = bank.tracks[row[0] + max(step - 1, row[1])]
+        for k in range(4):
+            slots.actors[i, a, k] = now[k]
+            slots.actors_before[i, a, k] = before[k]
 
 
 @kernel
@@ -293,6 +65,7 @@ def begin(bank, slots, rows, scenes, handovers, starts):
         for k in range(handovers[r] + 1):
             _log_state(log, k, slots.trail[i, k], bank.numbers[scene, WHEELBASE])
         slots.state[i] = slots.trail[i, starts[r]]
+        place_actors(bank, slots, i)
         slots.hit[i] = False
         slots.frozen[i] = False
         slots.control[i] = np.nan
@@ -308,15 +81,15 @@ def begin(bank, slots, rows, scenes, handovers, starts):
 def _hand_over(bank, slots, i):
     """The initial sample: what overlaps or is outside now is an initial fault, not the policy's doing."""
     scene, state = slots.scene[i], slots.state[i]
-    slots.off[i] = not _inside(bank, scene, state)
-    touching, _ = _contacts(bank, scene, state, state, slots.step[i], slots.hit[i], False)
+    slots.off[i] = not on_the_road(bank, scene, state)
+    touching, _ = new_contacts(bank, slots, i, state, False)
     slots.arc[i] = -1e18
     slots.measures[i] = 0.0
     slots.valid[i] = False
     for m in (COLLISIONS, AT_FAULT, OFFROAD, INITIAL):
         slots.valid[i, m] = True
     slots.measures[i, INITIAL] = 1.0 if (slots.off[i] or touching > 0) else 0.0
-    _report(bank, slots, i, state[4], state[3] * state[3] * state[5])
+    report(bank, slots, i, state[4], state[3] * state[3] * state[5])
 
 
 @kernel
@@ -349,6 +122,7 @@ def advance(bank, slots, rows, inner_steps, plan_step_s, end_on, last_steps, eve
             if slots.step[i] < slots.handover[i]:
                 slots.step[i] += 1
                 slots.state[i] = slots.trail[i, slots.step[i]]
+                place_actors(bank, slots, i)
                 if slots.step[i] == slots.handover[i]:
                     _hand_over(bank, slots, i)
                     break
@@ -380,19 +154,20 @@ def advance(bank, slots, rows, inner_steps, plan_step_s, end_on, last_steps, eve
             drive(state, acceleration, curvature, number[WHEELBASE])
             slots.step[i] += 1
             slots.trail[i, slots.step[i]] = state
+            place_actors(bank, slots, i)
             happened = 0
             if not slots.frozen[i]:
-                new, fault = _contacts(bank, scene, before, state, slots.step[i], slots.hit[i], True)
+                new, fault = new_contacts(bank, slots, i, before, True)
                 slots.measures[i, COLLISIONS] += new
                 slots.measures[i, AT_FAULT] += fault
-                outside = not _inside(bank, scene, state)
+                outside = not on_the_road(bank, scene, state)
                 if outside and not slots.off[i]:
                     slots.measures[i, OFFROAD] += 1.0
                     happened |= EVENT_OFFROAD
                 slots.off[i] = outside
                 if new > 0:
                     happened |= EVENT_COLLISION
-            _report(bank, slots, i, before[4], lateral_before)
+            report(bank, slots, i, before[4], lateral_before)
             slots.valid[i, JERK] = True
             if not slots.frozen[i]:
                 standing = number[S_END] - number[S_START] < STANDING_REFERENCE_M
@@ -404,109 +179,3 @@ def advance(bank, slots, rows, inner_steps, plan_step_s, end_on, last_steps, eve
                 break
             if slots.step[i] + 1 > row[LOG_N] - 1:
                 break
-
-
-@kernel
-def observe_ego(bank, slots, rows, history, mask, dynamics, stride):
-    """ego_history_rig [n,H,7] with its mask, ego_dynamics_rig [n,7]; history rows lie `stride` grid steps apart."""
-    steps = history.shape[1]
-    for r in range(len(rows)):
-        i = rows[r]
-        state, now = slots.state[i], slots.step[i]
-        cos, sin = math.cos(state[2]), math.sin(state[2])
-        for h in range(steps):
-            k = now - (steps - 1 - h) * stride
-            mask[r, h] = k >= 0
-            history[r, h] = 0.0
-            history[r, h, 3] = 1.0
-            if k < 0:
-                continue
-            past = slots.trail[i, k]
-            dx, dy, turn = past[0] - state[0], past[1] - state[1], past[2] - state[2]
-            history[r, h, 0] = dx * cos + dy * sin
-            history[r, h, 1] = dy * cos - dx * sin
-            history[r, h, 3] = math.cos(turn / 2.0)
-            history[r, h, 6] = math.sin(turn / 2.0)
-        dynamics[r] = 0.0
-        dynamics[r, 0] = state[3]
-        dynamics[r, 3] = state[4]
-        dynamics[r, 4] = state[3] * state[3] * state[5]
-        dynamics[r, 6] = state[3] * state[5]
-
-
-@kernel
-def observe_route(bank, slots, rows, route_rig, mask, spacing):
-    """route_rig [n,R,2]: points `spacing` m apart along the route, from the ego's projection on."""
-    for r in range(len(rows)):
-        i = rows[r]
-        state, scene = slots.state[i], slots.scene[i]
-        first, count = bank.rows[scene, ROUTE], bank.rows[scene, ROUTE_N]
-        route = bank.route[first : first + count]
-        cos, sin = math.cos(state[2]), math.sin(state[2])
-        segment, arc, _ = project(bank, scene, slots.segment[i], state[0], state[1], 10.0, 40.0)
-        for p in range(route_rig.shape[1]):
-            target = arc + p * spacing
-            while segment < count - 2 and route[segment + 1, 2] < target:
-                segment += 1
-            t = (target - route[segment, 2]) / (route[segment + 1, 2] - route[segment, 2])
-            mask[r, p] = t <= 1.0
-            t = min(t, 1.0)
-            dx = route[segment, 0] + t * (route[segment + 1, 0] - route[segment, 0]) - state[0]
-            dy = route[segment, 1] + t * (route[segment + 1, 1] - route[segment, 1]) - state[1]
-            route_rig[r, p, 0] = dx * cos + dy * sin
-            route_rig[r, p, 1] = dy * cos - dx * sin
-
-
-@kernel
-def observe_actors(bank, slots, rows, actors_rig, mask):
-    """actors_rig [n,A,9]: nearest first; x, y, yaw, velocity x, y, length, width, kind, signal state (0: none)."""
-    wanted = actors_rig.shape[1]
-    distances = np.empty(MAX_ACTORS)
-    for r in range(len(rows)):
-        i = rows[r]
-        state, scene = slots.state[i], slots.scene[i]
-        first, count = bank.rows[scene, ACTOR], bank.rows[scene, ACTOR_N]
-        cos, sin = math.cos(state[2]), math.sin(state[2])
-        for a in range(count):
-            x, y, _, _, exists = actor_pose(bank, first + a, slots.step[i])
-            distances[a] = (x - state[0]) ** 2 + (y - state[1]) ** 2 if exists else 1e18
-        actors_rig[r] = 0.0
-        for p in range(wanted):
-            nearest, best = -1, 1e17
-            for a in range(count):
-                if distances[a] < best:
-                    nearest, best = a, distances[a]
-            mask[r, p] = nearest >= 0
-            if nearest < 0:
-                continue
-            distances[nearest] = 1e18
-            x, y, yaw, speed, _ = actor_pose(bank, first + nearest, slots.step[i])
-            dx, dy = x - state[0], y - state[1]
-            turn = (yaw - state[2] + math.pi) % (2.0 * math.pi) - math.pi
-            out = actors_rig[r, p]
-            out[0], out[1], out[2] = dx * cos + dy * sin, dy * cos - dx * sin, turn
-            out[3], out[4] = speed * math.cos(turn), speed * math.sin(turn)
-            out[5], out[6] = bank.sizes[first + nearest, 0], bank.sizes[first + nearest, 1]
-            out[7] = bank.actors[first + nearest, 3]
-
-
-@kernel
-def recorded_plan(bank, slots, rows, plan_rig, mask, stride):
-    """recorded_plan_rig [n,T,3] with its mask: the recorded drive from now on, `stride` grid steps a point."""
-    for r in range(len(rows)):
-        i = rows[r]
-        state, row = slots.state[i], bank.rows[slots.scene[i]]
-        log = bank.log[row[LOG] : row[LOG] + row[LOG_N]]
-        cos, sin = math.cos(state[2]), math.sin(state[2])
-        for t in range(plan_rig.shape[1]):
-            k = slots.step[i] + (t + 1) * stride
-            mask[r, t] = k < len(log)
-            if k >= len(log):
-                plan_rig[r, t] = 0.0
-                if t > 0:
-                    plan_rig[r, t] = plan_rig[r, t - 1]
-                continue
-            dx, dy = log[k, 0] - state[0], log[k, 1] - state[1]
-            plan_rig[r, t, 0] = dx * cos + dy * sin
-            plan_rig[r, t, 1] = dy * cos - dx * sin
-            plan_rig[r, t, 2] = (log[k, 2] - state[2] + math.pi) % (2.0 * math.pi) - math.pi

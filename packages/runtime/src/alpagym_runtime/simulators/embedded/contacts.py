@@ -1,0 +1,119 @@
+"""Collisions, whose fault they are, and whether the ego is on the road."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from alpagym_runtime.geometry import CONTACT_TOLERANCE_M
+from alpagym_runtime.geometry_kernels import box_inside_kernel, box_penetration_kernel
+from alpagym_runtime.kernels import kernel
+from alpagym_runtime.simulators.embedded.scene_bank import (
+    ACTOR,
+    ACTOR_N,
+    BAND,
+    BAND_HEIGHT,
+    BAND_LOW,
+    BAND_N,
+    BAND_SEGMENT,
+    BAND_SEGMENT_N,
+    CENTRE_OFFSET,
+    LENGTH,
+    SEGMENT,
+    SEGMENT_N,
+    WIDTH,
+)
+from alpagym_runtime.simulators.embedded.vehicle import STEP_S
+
+STANDING_MPS = 0.05
+
+
+@kernel
+def on_the_road(bank, scene, state):
+    """Whether the box of an ego at state (rig x, y, yaw first) lies inside the scene's area."""
+    row, number = bank.rows[scene], bank.numbers[scene]
+    cos, sin = math.cos(state[2]), math.sin(state[2])
+    offset = number[CENTRE_OFFSET]
+    return box_inside_kernel(
+        state[0] + offset * cos,
+        state[1] + offset * sin,
+        state[2],
+        number[LENGTH],
+        number[WIDTH],
+        bank.segments[row[SEGMENT] : row[SEGMENT] + row[SEGMENT_N]],
+        bank.band_offsets[row[BAND] : row[BAND] + row[BAND_N]],
+        bank.band_segments[row[BAND_SEGMENT] : row[BAND_SEGMENT] + row[BAND_SEGMENT_N]],
+        number[BAND_LOW],
+        number[BAND_HEIGHT],
+    )
+
+
+@kernel
+def at_fault(ego_before, ego_after, ego_size, other_before, other_after, other_size):
+    """Whether a new contact is the ego's doing. Boxes move from [3] (centre x, y, yaw) before to after in one step.
+
+    A standing ego is never at fault, nor is one that is hit from behind; a moving one that meets something with its
+    front is; side by side it is whoever moved sideways more. Source: nuPlan's collision classes, without lanes.
+    """
+    moved = math.hypot(ego_after[0] - ego_before[0], ego_after[1] - ego_before[1])
+    turned = abs((ego_after[2] - ego_before[2] + math.pi) % (2.0 * math.pi) - math.pi)
+    if moved < STANDING_MPS * STEP_S and turned < 1e-6:
+        return False
+    cos, sin = math.cos(ego_after[2]), math.sin(ego_after[2])
+    dx, dy = other_after[0] - ego_after[0], other_after[1] - ego_after[1]
+    along, across = dx * cos + dy * sin, dy * cos - dx * sin
+    turn = other_after[2] - ego_after[2]
+    reach_x = (ego_size[0] + other_size[0] * abs(math.cos(turn)) + other_size[1] * abs(math.sin(turn))) / 2.0
+    reach_y = (ego_size[1] + other_size[0] * abs(math.sin(turn)) + other_size[1] * abs(math.cos(turn))) / 2.0
+    ego_x, ego_y = ego_after[0] - ego_before[0], ego_after[1] - ego_before[1]
+    other_x, other_y = other_after[0] - other_before[0], other_after[1] - other_before[1]
+    if reach_x - abs(along) <= reach_y - abs(across):
+        # Front or rear: the ego's own forward motion decides at the front.
+        return along > 0.0 and ego_x * cos + ego_y * sin > STANDING_MPS * STEP_S
+    side = 1.0 if across >= 0.0 else -1.0
+    ego_sideways = side * (ego_y * cos - ego_x * sin)
+    # The end of the ego that is beside the other also swings.
+    swing = (ego_after[2] - ego_before[2] + math.pi) % (2.0 * math.pi) - math.pi
+    ego_sideways += side * swing * min(max(along, -ego_size[0] / 2.0), ego_size[0] / 2.0)
+    other_sideways = -side * (other_y * cos - other_x * sin)
+    return ego_sideways > 0.0 and ego_sideways >= other_sideways
+
+
+@kernel
+def new_contacts(bank, slots, i, before, count_new):
+    """Mark and count road users that newly overlap the ego: (collisions, at fault); `before` is its state a step ago."""
+    scene, state, hit = slots.scene[i], slots.state[i], slots.hit[i]
+    number, first, count = bank.numbers[scene], bank.rows[scene, ACTOR], bank.rows[scene, ACTOR_N]
+    offset, length, width = number[CENTRE_OFFSET], number[LENGTH], number[WIDTH]
+    cx, cy = state[0] + offset * math.cos(state[2]), state[1] + offset * math.sin(state[2])
+    new, fault = 0, 0
+    for a in range(count):
+        if hit[a] or not slots.present[i, a]:
+            continue
+        x, y, yaw = slots.actors[i, a, 0], slots.actors[i, a, 1], slots.actors[i, a, 2]
+        size = bank.sizes[first + a]
+        reach = (length + width + size[0] + size[1]) / 2.0
+        if abs(x - cx) > reach or abs(y - cy) > reach:
+            continue
+        depth, _, _ = box_penetration_kernel(cx, cy, state[2], length, width, x, y, yaw, size[0], size[1])
+        if depth <= CONTACT_TOLERANCE_M:
+            continue
+        hit[a] = True
+        if count_new:
+            new += 1
+            ego_before = np.array(
+                [before[0] + offset * math.cos(before[2]), before[1] + offset * math.sin(before[2]), before[2]]
+            )
+            if at_fault(
+                ego_before,
+                np.array([cx, cy, state[2]]),
+                np.array([length, width]),
+                slots.actors_before[i, a, :3],
+                np.array([x, y, yaw]),
+                size,
+            ):
+                fault += 1
+        else:
+            new += 1
+    return new, fault

@@ -1,0 +1,65 @@
+"""Measures that are functions of the present state."""
+
+from __future__ import annotations
+
+import math
+
+from alpagym_runtime.kernels import kernel
+from alpagym_runtime.simulators.embedded.route import project
+from alpagym_runtime.simulators.embedded.scene import STANDING_REFERENCE_M
+from alpagym_runtime.simulators.embedded.scene_bank import (
+    LOG,
+    LOG_N,
+    S_END,
+    S_START,
+)
+from alpagym_runtime.simulators.embedded.state import (
+    ACCELERATION,
+    ALONG_TRACK,
+    DEVIATION,
+    JERK,
+    LATERAL,
+    PROGRESS,
+    SPEED,
+    TO_GT,
+    YAW_RATE,
+)
+from alpagym_runtime.simulators.embedded.vehicle import STEP_S
+
+
+@kernel
+def report(bank, slots, i, acceleration_before, lateral_before):
+    """Measures of the present step that are functions of the state."""
+    scene, step = slots.scene[i], slots.step[i]
+    state, values, valid = slots.state[i], slots.measures[i], slots.valid[i]
+    number, row = bank.numbers[scene], bank.rows[scene]
+    segment, arc, offset = project(bank, scene, slots.segment[i], state[0], state[1], 10.0, 40.0)
+    slots.segment[i] = segment
+    slots.arc[i, 0] = arc
+    start, end = number[S_START], number[S_END]
+    log = bank.log[row[LOG] : row[LOG] + row[LOG_N]]
+    if not slots.frozen[i]:
+        slots.arc[i, 1] = max(slots.arc[i, 1], arc)
+        if end - start >= STANDING_REFERENCE_M:
+            values[PROGRESS] = min(max((slots.arc[i, 1] - start) / (end - start), 0.0), 1.0)
+        else:
+            origin = log[slots.handover[i]]
+            away = math.hypot(state[0] - origin[0], state[1] - origin[1])
+            values[PROGRESS] = 1.0 if away <= STANDING_REFERENCE_M else 0.0
+        valid[PROGRESS] = True
+    known = step < row[LOG_N]
+    valid[TO_GT] = known
+    valid[ALONG_TRACK] = known
+    if known:
+        values[TO_GT] = math.hypot(state[0] - log[step, 0], state[1] - log[step, 1])
+        _, log_arc, _ = project(bank, scene, segment, log[step, 0], log[step, 1], 80.0, 80.0)
+        values[ALONG_TRACK] = arc - log_arc
+    lateral = state[3] * state[3] * state[5]
+    values[DEVIATION] = abs(offset)
+    values[SPEED] = state[3]
+    values[ACCELERATION] = state[4]
+    values[LATERAL] = lateral
+    values[YAW_RATE] = state[3] * state[5]
+    values[JERK] = math.hypot(state[4] - acceleration_before, lateral - lateral_before) / STEP_S
+    for m in (DEVIATION, SPEED, ACCELERATION, LATERAL, YAW_RATE):
+        valid[m] = True
