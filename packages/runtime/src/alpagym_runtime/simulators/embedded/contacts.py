@@ -82,7 +82,7 @@ def at_fault(ego_before, ego_after, ego_size, other_before, other_after, other_s
 
 @kernel
 def new_contacts(bank, slots, i, before, count_new):
-    """Mark and count road users that newly overlap the ego: (collisions, at fault); `before` is its state a step ago."""
+    """Mark and count road users that newly overlap the ego: (collisions, at fault); `before`: its state a step ago."""
     scene, state, hit = slots.scene[i], slots.state[i], slots.hit[i]
     number, first, count = bank.numbers[scene], bank.rows[scene, ACTOR], bank.rows[scene, ACTOR_N]
     offset, length, width = number[CENTRE_OFFSET], number[LENGTH], number[WIDTH]

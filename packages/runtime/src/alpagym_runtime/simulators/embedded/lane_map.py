@@ -1,6 +1,6 @@
 """A road map as lanes, signals and what stands beside them; makers and readers of maps give this.
 
-Plain data in the scene's local frame (m, rad). The world's kernels see parts of it as flat arrays; pictures see all of it.
+Plain data in the scene's local frame (m, rad). The world's kernels see parts of it as flat arrays, pictures all of it.
 """
 
 from __future__ import annotations
