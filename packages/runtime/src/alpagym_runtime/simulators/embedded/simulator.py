@@ -16,8 +16,10 @@ from alpagym_runtime.simulators.embedded import observe, state, world
 from alpagym_runtime.simulators.embedded.config import EmbeddedConfig
 from alpagym_runtime.simulators.embedded.dataset import open_source, scene_ids
 from alpagym_runtime.simulators.embedded.expert import target_plan
+from alpagym_runtime.simulators.embedded.plan_delay import PlanDelay
 from alpagym_runtime.simulators.embedded.scene import STEP_US, Scene
 from alpagym_runtime.simulators.embedded.scene_bank import SceneBank
+from alpagym_runtime.simulators.embedded.vehicle import EGO_COLUMNS
 from alpagym_runtime.types import (
     Decision,
     Ended,
@@ -41,6 +43,7 @@ _AGGREGATION = {
     "jerk_mps3": "max",
     "route_deviation_m": "max",
     "speed_mps": "mean",
+    "time_to_collision_s": "min",
     "yaw_rate_radps": "mean",
 }
 LABELS = ("target_plan_rig", "recorded_plan_rig")
@@ -94,7 +97,9 @@ class EmbeddedSimulator:
         self._inner = config.control_period_us // STEP_US
         self._end_on = sum(_EVENTS[name] for name in set(config.end_on))
         self._bank = SceneBank()
-        self._slots = state.make_slots(slots, 128, policy_spec.plan_steps)
+        self._slots = state.make_slots(slots, 128, policy_spec.plan_steps, config.vehicle, config.alpasim_quirks)
+        delay_ticks = -(-config.planner_delay_us // config.control_period_us)
+        self._delay = PlanDelay(slots, delay_ticks, policy_spec.plan_steps) if delay_ticks else None
         self._requests: list[EpisodeRequest | None] = [None] * slots
         self._phase = np.zeros(slots, np.int64)
         self._last_step = np.zeros(slots, np.int64)
@@ -154,7 +159,10 @@ class EmbeddedSimulator:
         self._horizon_step[rows] = handovers + horizon * self._inner
         starts = np.maximum(handovers - self._config.warmup_ticks * self._inner, 0)
         indices = rows_of([self._bank.index(r.scene_id) for r in chosen if r is not None])
+        self._slots.reactive[rows] = self._config.traffic == "reactive"
         world.begin(self._bank.bank, self._slots, rows, indices, handovers, starts)
+        if self._delay is not None:
+            self._delay.forget(rows)
         self._previous_valid[rows] = False
         self._sample(rows)
 
@@ -176,8 +184,10 @@ class EmbeddedSimulator:
         wrong = slots[(self._phase[slots] != DELIVERED) | (self._ended[slots] != Ended.RUNNING)]
         assert not len(wrong), f"slots {wrong.tolist()} do not wait for a decision"
         s = self._slots
-        s.plan[slots] = decisions.plan_rig
-        s.plan_pose[slots] = s.state[slots, :3]
+        plan, pose, age = decisions.plan_rig, s.state[slots, :3], 0
+        if self._delay is not None:
+            plan, pose, age = self._delay.exchange(slots, plan, pose, s.step[slots])
+        s.plan[slots], s.plan_pose[slots], s.plan_age[slots] = plan, pose, age
         s.control[slots] = np.nan if decisions.control is None else decisions.control
         self._phase[slots] = DRIVING
         self._previous[slots], self._previous_valid[slots] = s.measures[slots], s.valid[slots]
@@ -245,7 +255,7 @@ class EmbeddedSimulator:
         """Grow the arrays that hold one row a grid step or a tick."""
         have = self._slots.trail.shape[1]
         if steps > have:
-            grown = np.zeros((len(self._requests), 2 * steps, 6))
+            grown = np.zeros((len(self._requests), 2 * steps, EGO_COLUMNS))
             grown[:, :have] = self._slots.trail
             self._slots = self._slots._replace(trail=grown)
         have = self._series.shape[1]

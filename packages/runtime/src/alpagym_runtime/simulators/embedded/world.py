@@ -11,13 +11,12 @@ import math
 import numpy as np
 
 from alpagym_runtime.kernels import kernel
-from alpagym_runtime.simulators.embedded.contacts import new_contacts, on_the_road
+from alpagym_runtime.simulators.embedded.contacts import new_contacts, on_the_road, time_to_collision
+from alpagym_runtime.simulators.embedded.dynamic_vehicle import clip_commands, command_for_plan, drive_dynamic
 from alpagym_runtime.simulators.embedded.measures import report
 from alpagym_runtime.simulators.embedded.route import project
 from alpagym_runtime.simulators.embedded.scene import STANDING_REFERENCE_M
 from alpagym_runtime.simulators.embedded.scene_bank import (
-    ACTOR,
-    ACTOR_N,
     LOG,
     LOG_N,
     S_END,
@@ -34,24 +33,23 @@ from alpagym_runtime.simulators.embedded.state import (
     JERK,
     OFFROAD,
     PROGRESS,
+    TO_COLLISION,
 )
-from alpagym_runtime.simulators.embedded.vehicle import ACCELERATION_MAX_MPS2, STEP_S, drive, track
-
-
-@kernel
-def place_actors(bank, slots, i):
-    """Put the recorded road users where they are at the slot's present step; each only inside its interval."""
-    scene, step = slots.scene[i], slots.step[i]
-    for a in range(bank.rows[scene, ACTOR_N]):
-        row = bank.actors[bank.rows[scene, ACTOR] + a]
-        slots.present[i, a] = row[1] <= step <= row[2]
-        if not slots.present[i, a]:
-            continue
-        now = bank.tracks[row[0] + step]
-        before = bank.tracks[row[0] + max(step - 1, row[1])]
-        for k in range(4):
-            slots.actors[i, a, k] = now[k]
-            slots.actors_before[i, a, k] = before[k]
+from alpagym_runtime.simulators.embedded.traffic import begin_traffic, step_traffic
+from alpagym_runtime.simulators.embedded.vehicle import (
+    ACCELERATION_MAX_MPS2,
+    EGO_ACCELERATION,
+    EGO_LATERAL,
+    EGO_SLIP,
+    EGO_SPEED,
+    EGO_STEER,
+    EGO_THROTTLE,
+    EGO_YAW_RATE,
+    KINEMATIC,
+    STEP_S,
+    drive,
+    track,
+)
 
 
 @kernel
@@ -63,9 +61,14 @@ def begin(bank, slots, rows, scenes, handovers, starts):
         row = bank.rows[scene]
         log = bank.log[row[LOG] : row[LOG] + row[LOG_N]]
         for k in range(handovers[r] + 1):
-            _log_state(log, k, slots.trail[i, k], bank.numbers[scene, WHEELBASE])
+            _log_state(log, k, slots.trail[i, k], bank.numbers[scene, WHEELBASE], slots.vehicle[i])
+        # Agents have driven beside the recording since its start.
+        slots.step[i] = 0
+        begin_traffic(bank, slots, i)
+        for k in range(1, starts[r] + 1):
+            slots.step[i] = k
+            step_traffic(bank, slots, i, slots.trail[i, k - 1])
         slots.state[i] = slots.trail[i, starts[r]]
-        place_actors(bank, slots, i)
         slots.hit[i] = False
         slots.frozen[i] = False
         slots.control[i] = np.nan
@@ -89,20 +92,79 @@ def _hand_over(bank, slots, i):
     for m in (COLLISIONS, AT_FAULT, OFFROAD, INITIAL):
         slots.valid[i, m] = True
     slots.measures[i, INITIAL] = 1.0 if (slots.off[i] or touching > 0) else 0.0
-    report(bank, slots, i, state[4], state[3] * state[3] * state[5])
+    report(bank, slots, i, state[EGO_ACCELERATION], state[EGO_LATERAL])
+    _foresee(bank, slots, i)
 
 
 @kernel
-def _log_state(log, k, out, wheelbase):
-    """State [6] of the recorded drive at a sample; acceleration and curvature by differences."""
-    out[0], out[1], out[2], out[3] = log[k, 0], log[k, 1], log[k, 2], log[k, 3]
-    a, b = max(k - 1, 0), min(k + 1, len(log) - 1)
+def _foresee(bank, slots, i):
+    """The time to collision; once a tick, for it looks at every road user."""
+    seconds = time_to_collision(bank, slots, i)
+    slots.measures[i, TO_COLLISION] = seconds
+    slots.valid[i, TO_COLLISION] = seconds < 1e17
+
+
+@kernel
+def _log_state(log, k, out, wheelbase, vehicle):
+    """Ego state of the recorded drive at a sample, by differences; steering is the kinematic one."""
+    out[0], out[1], out[2], out[EGO_SPEED] = log[k, 0], log[k, 1], log[k, 2], log[k, 3]
+    speed, a, b = log[k, 3], max(k - 1, 0), min(k + 1, len(log) - 1)
     seconds = (b - a) * STEP_S
-    out[4] = min((log[b, 3] - log[a, 3]) / seconds, ACCELERATION_MAX_MPS2)
-    travelled = math.hypot(log[b, 0] - log[a, 0], log[b, 1] - log[a, 1])
-    out[5] = (log[b, 2] - log[a, 2]) / travelled if travelled > 0.2 else 0.0
+    out[EGO_ACCELERATION] = min((log[b, 3] - log[a, 3]) / seconds, ACCELERATION_MAX_MPS2)
+    dx, dy = log[b, 0] - log[a, 0], log[b, 1] - log[a, 1]
+    travelled = math.hypot(dx, dy)
+    curvature = (log[b, 2] - log[a, 2]) / travelled if travelled > 0.2 else 0.0
     limit = math.tan(0.6) / wheelbase
-    out[5] = min(max(out[5], -limit), limit)
+    curvature = min(max(curvature, -limit), limit)
+    out[EGO_YAW_RATE], out[EGO_LATERAL] = speed * curvature, speed * speed * curvature
+    out[EGO_SLIP] = 0.0
+    if vehicle != KINEMATIC:
+        out[EGO_SLIP] = (dy * math.cos(log[k, 2]) - dx * math.sin(log[k, 2])) / seconds
+    out[EGO_STEER], out[EGO_THROTTLE] = math.atan(curvature * wheelbase), out[EGO_ACCELERATION]
+
+
+@kernel
+def _follow_plan(slots, i, inner, plan_step_s, wheelbase, ahead):
+    """Drive the kinematic vehicle one inner step along the slot's plan, from its first point that lies ahead in time."""
+    state, plan, pose = slots.state[i], slots.plan[i], slots.plan_pose[i]
+    elapsed = (inner + slots.plan_age[i]) * STEP_S
+    skip = min(math.floor(elapsed / plan_step_s + 1e-9), len(plan) - 1)
+    count = min(len(plan) - skip, len(ahead))
+    turn = pose[2] - state[2]
+    cos, sin = math.cos(turn), math.sin(turn)
+    wx, wy = pose[0] - state[0], pose[1] - state[1]
+    ex = wx * math.cos(state[2]) + wy * math.sin(state[2])
+    ey = wy * math.cos(state[2]) - wx * math.sin(state[2])
+    for k in range(count):
+        p = plan[skip + k]
+        ahead[k, 0] = ex + cos * p[0] - sin * p[1]
+        ahead[k, 1] = ey + sin * p[0] + cos * p[1]
+        ahead[k, 2] = p[2] + turn
+    first = (skip + 1) * plan_step_s - elapsed
+    curvature = math.tan(state[EGO_STEER]) / wheelbase
+    acceleration, curvature = track(ahead, count, first, plan_step_s, state[EGO_SPEED], curvature)
+    drive(state, acceleration, curvature, wheelbase)
+
+
+@kernel
+def _drive_ego(slots, i, inner, plan_step_s, wheelbase, ahead):
+    """One inner step of the slot's vehicle under its control, or along its plan where there is none."""
+    state, control = slots.state[i], slots.control[i]
+    planned = math.isnan(control[0])
+    if slots.vehicle[i] == KINEMATIC:
+        if planned:
+            _follow_plan(slots, i, inner, plan_step_s, wheelbase, ahead)
+        else:
+            drive(state, control[0], math.tan(control[1]) / wheelbase, wheelbase)
+        return
+    if planned:
+        elapsed = (inner + slots.plan_age[i]) * STEP_S
+        steer, acceleration = command_for_plan(
+            slots.longitudinal, slots.lateral, slots.plan[i], slots.plan_pose[i], elapsed, plan_step_s, state, wheelbase
+        )
+    else:
+        steer, acceleration = clip_commands(control[1], control[0], state[EGO_STEER], state[EGO_THROTTLE])
+    drive_dynamic(state, steer, acceleration, wheelbase)
 
 
 @kernel
@@ -122,39 +184,16 @@ def advance(bank, slots, rows, inner_steps, plan_step_s, end_on, last_steps, eve
             if slots.step[i] < slots.handover[i]:
                 slots.step[i] += 1
                 slots.state[i] = slots.trail[i, slots.step[i]]
-                place_actors(bank, slots, i)
+                step_traffic(bank, slots, i, slots.trail[i, slots.step[i] - 1])
                 if slots.step[i] == slots.handover[i]:
                     _hand_over(bank, slots, i)
                     break
                 continue
             before = state.copy()
-            lateral_before = before[3] * before[3] * before[5]
-            if not math.isnan(slots.control[i, 0]):
-                acceleration = slots.control[i, 0]
-                curvature = math.tan(slots.control[i, 1]) / number[WHEELBASE]
-            else:
-                # The plan in the present rig frame, from its first point that lies ahead in time.
-                elapsed = inner * STEP_S
-                plan, pose = slots.plan[i], slots.plan_pose[i]
-                skip = math.floor(elapsed / plan_step_s + 1e-9)
-                count = min(len(plan) - skip, 64)
-                turn = pose[2] - state[2]
-                cos, sin = math.cos(turn), math.sin(turn)
-                wx, wy = pose[0] - state[0], pose[1] - state[1]
-                ex = wx * math.cos(state[2]) + wy * math.sin(state[2])
-                ey = wy * math.cos(state[2]) - wx * math.sin(state[2])
-                for k in range(count):
-                    p = plan[skip + k]
-                    ahead[k, 0] = ex + cos * p[0] - sin * p[1]
-                    ahead[k, 1] = ey + sin * p[0] + cos * p[1]
-                    ahead[k, 2] = p[2] + turn
-                acceleration, curvature = track(
-                    ahead, count, (skip + 1) * plan_step_s - elapsed, plan_step_s, state[3], state[5]
-                )
-            drive(state, acceleration, curvature, number[WHEELBASE])
+            _drive_ego(slots, i, inner, plan_step_s, number[WHEELBASE], ahead)
             slots.step[i] += 1
             slots.trail[i, slots.step[i]] = state
-            place_actors(bank, slots, i)
+            step_traffic(bank, slots, i, before)
             happened = 0
             if not slots.frozen[i]:
                 new, fault = new_contacts(bank, slots, i, before, True)
@@ -167,7 +206,7 @@ def advance(bank, slots, rows, inner_steps, plan_step_s, end_on, last_steps, eve
                 slots.off[i] = outside
                 if new > 0:
                     happened |= EVENT_COLLISION
-            report(bank, slots, i, before[4], lateral_before)
+            report(bank, slots, i, before[EGO_ACCELERATION], before[EGO_LATERAL])
             slots.valid[i, JERK] = True
             if not slots.frozen[i]:
                 standing = number[S_END] - number[S_START] < STANDING_REFERENCE_M
@@ -179,3 +218,5 @@ def advance(bank, slots, rows, inner_steps, plan_step_s, end_on, last_steps, eve
                 break
             if slots.step[i] + 1 > row[LOG_N] - 1:
                 break
+        if slots.step[i] > slots.handover[i]:
+            _foresee(bank, slots, i)
