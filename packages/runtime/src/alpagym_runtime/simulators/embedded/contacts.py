@@ -24,9 +24,11 @@ from alpagym_runtime.simulators.embedded.scene_bank import (
     SEGMENT_N,
     WIDTH,
 )
-from alpagym_runtime.simulators.embedded.vehicle import STEP_S
+from alpagym_runtime.simulators.embedded.vehicle import EGO_SLIP, EGO_SPEED, STEP_S
 
 STANDING_MPS = 0.05
+FORESIGHT_S = 5.0
+"""Collisions later than this do not count for the time to collision."""
 
 
 @kernel
@@ -117,3 +119,59 @@ def new_contacts(bank, slots, i, before, count_new):
         else:
             new += 1
     return new, fault
+
+
+@kernel
+def seconds_to_contact(ax, ay, ayaw, alength, awidth, bx, by, byaw, blength, bwidth, vx, vy):
+    """When two boxes begin to overlap if b moves at (vx, vy) m/s as a sees it and neither turns; 1e18 for never.
+
+    Boxes are apart while one of their four axes separates them, so they overlap while no axis does.
+    """
+    enter, leave = 0.0, 1e18
+    ca, sa, cb, sb = math.cos(ayaw), math.sin(ayaw), math.cos(byaw), math.sin(byaw)
+    cross, dot = abs(ca * sb - sa * cb), abs(ca * cb + sa * sb)
+    dx, dy = bx - ax, by - ay
+    for axis in range(4):
+        if axis == 0:
+            ux, uy, reach = ca, sa, (alength + blength * dot + bwidth * cross) / 2.0
+        elif axis == 1:
+            ux, uy, reach = -sa, ca, (awidth + blength * cross + bwidth * dot) / 2.0
+        elif axis == 2:
+            ux, uy, reach = cb, sb, (blength + alength * dot + awidth * cross) / 2.0
+        else:
+            ux, uy, reach = -sb, cb, (bwidth + alength * cross + awidth * dot) / 2.0
+        gap, closing = dx * ux + dy * uy, vx * ux + vy * uy
+        if abs(closing) < 1e-12:
+            if abs(gap) >= reach - CONTACT_TOLERANCE_M:
+                return 1e18
+            continue
+        first, last = (-reach - gap) / closing, (reach - gap) / closing
+        if first > last:
+            first, last = last, first
+        enter, leave = max(enter, first), min(leave, last)
+    return enter if enter < leave - 1e-12 else 1e18
+
+
+@kernel
+def time_to_collision(bank, slots, i):
+    """Seconds until the ego's box meets the first of the others', all at their present velocities; 1e18: not soon."""
+    scene, state = slots.scene[i], slots.state[i]
+    number, first = bank.numbers[scene], bank.rows[scene, ACTOR]
+    cos, sin = math.cos(state[2]), math.sin(state[2])
+    x, y = state[0] + number[CENTRE_OFFSET] * cos, state[1] + number[CENTRE_OFFSET] * sin
+    speed, slip = state[EGO_SPEED], state[EGO_SLIP]
+    soonest = 1e18
+    for a in range(bank.rows[scene, ACTOR_N]):
+        if not slots.present[i, a]:
+            continue
+        other, size = slots.actors[i, a], bank.sizes[first + a]
+        vx = other[3] * math.cos(other[2]) - (speed * cos - slip * sin)
+        vy = other[3] * math.sin(other[2]) - (speed * sin + slip * cos)
+        reach = (number[LENGTH] + number[WIDTH] + size[0] + size[1]) / 2.0
+        if max(abs(other[0] - x) - abs(vx) * FORESIGHT_S, abs(other[1] - y) - abs(vy) * FORESIGHT_S) > reach:
+            continue
+        seconds = seconds_to_contact(
+            x, y, state[2], number[LENGTH], number[WIDTH], other[0], other[1], other[2], size[0], size[1], vx, vy
+        )
+        soonest = min(soonest, seconds)
+    return soonest if soonest <= FORESIGHT_S else 1e18

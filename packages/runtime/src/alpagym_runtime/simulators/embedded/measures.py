@@ -24,7 +24,13 @@ from alpagym_runtime.simulators.embedded.state import (
     TO_GT,
     YAW_RATE,
 )
-from alpagym_runtime.simulators.embedded.vehicle import STEP_S
+from alpagym_runtime.simulators.embedded.vehicle import (
+    EGO_ACCELERATION,
+    EGO_LATERAL,
+    EGO_SPEED,
+    EGO_YAW_RATE,
+    STEP_S,
+)
 
 
 @kernel
@@ -54,12 +60,12 @@ def report(bank, slots, i, acceleration_before, lateral_before):
         values[TO_GT] = math.hypot(state[0] - log[step, 0], state[1] - log[step, 1])
         _, log_arc, _ = project(bank, scene, segment, log[step, 0], log[step, 1], 80.0, 80.0)
         values[ALONG_TRACK] = arc - log_arc
-    lateral = state[3] * state[3] * state[5]
+    acceleration, lateral = state[EGO_ACCELERATION], state[EGO_LATERAL]
     values[DEVIATION] = abs(offset)
-    values[SPEED] = state[3]
-    values[ACCELERATION] = state[4]
+    values[SPEED] = state[EGO_SPEED]
+    values[ACCELERATION] = acceleration
     values[LATERAL] = lateral
-    values[YAW_RATE] = state[3] * state[5]
-    values[JERK] = math.hypot(state[4] - acceleration_before, lateral - lateral_before) / STEP_S
+    values[YAW_RATE] = state[EGO_YAW_RATE]
+    values[JERK] = math.hypot(acceleration - acceleration_before, lateral - lateral_before) / STEP_S
     for m in (DEVIATION, SPEED, ACCELERATION, LATERAL, YAW_RATE):
         valid[m] = True

@@ -17,6 +17,13 @@ from alpagym_runtime.simulators.embedded.scene_bank import (
     ROUTE,
     ROUTE_N,
 )
+from alpagym_runtime.simulators.embedded.vehicle import (
+    EGO_ACCELERATION,
+    EGO_LATERAL,
+    EGO_SLIP,
+    EGO_SPEED,
+    EGO_YAW_RATE,
+)
 
 
 @kernel
@@ -41,10 +48,9 @@ def observe_ego(bank, slots, rows, history, mask, dynamics, stride):
             history[r, h, 3] = math.cos(turn / 2.0)
             history[r, h, 6] = math.sin(turn / 2.0)
         dynamics[r] = 0.0
-        dynamics[r, 0] = state[3]
-        dynamics[r, 3] = state[4]
-        dynamics[r, 4] = state[3] * state[3] * state[5]
-        dynamics[r, 6] = state[3] * state[5]
+        dynamics[r, 0], dynamics[r, 1] = state[EGO_SPEED], state[EGO_SLIP]
+        dynamics[r, 3], dynamics[r, 4] = state[EGO_ACCELERATION], state[EGO_LATERAL]
+        dynamics[r, 6] = state[EGO_YAW_RATE]
 
 
 @kernel
