@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from alpagym_runtime.simulators.embedded.lane_map import GREEN, YELLOW, Agent, LaneMap
 from alpagym_runtime.simulators.embedded.maps.lines import arc_lengths, at_arc
+from alpagym_runtime.simulators.embedded.maps.paths import start_box
 from alpagym_runtime.simulators.embedded.scene import KINDS
 
 Float = NDArray[np.float64]
@@ -100,7 +101,7 @@ def draw_map(
         else:
             ahead = agent.start_arc_m + np.arange(0.0, 8.0 * agent.desired_speed_mps, 1.0)
             stroke(at_arc(agent.path, ahead), colour, 0.0)
-        fill(box_corners(agent_box(agent)), colour)
+        fill(box_corners(start_box(agent)), colour)
     if ego is not None:
         fill(box_corners(np.asarray(ego, np.float64)), EGO)
     for x, y, yaw, group in lane_map.signals.heads:
@@ -108,13 +109,6 @@ def draw_map(
         disc(x, y, 0.7, colour)
         stroke(np.array([[x, y], [x - 1.6 * np.cos(yaw), y - 1.6 * np.sin(yaw)]]), colour, 0.3)
     return picture
-
-
-def agent_box(agent: Agent) -> Float:
-    """[5] x, y, yaw, length, width of an agent at its start."""
-    x, y, yaw = at_arc(agent.path, agent.start_arc_m)
-    x, y = x - agent.lateral_m * np.sin(yaw), y + agent.lateral_m * np.cos(yaw)
-    return np.array([x, y, yaw, agent.length_m, agent.width_m])
 
 
 def box_corners(box: Float) -> Float:

@@ -17,7 +17,7 @@ from alpagym_runtime.geometry import boxes_overlap
 from alpagym_runtime.simulators.embedded.lane_map import GREEN, Agent, Stop
 from alpagym_runtime.simulators.embedded.maps import Crossing, RoadPlan
 from alpagym_runtime.simulators.embedded.maps.lines import arc_lengths, at_arc, blend, offset, with_yaw
-from alpagym_runtime.simulators.embedded.maps.paths import Path, onward, path_over, speed_for_bends
+from alpagym_runtime.simulators.embedded.maps.paths import Path, onward, path_over, start_box
 from alpagym_runtime.simulators.embedded.scene import KINDS
 
 Float = NDArray[np.float64]
@@ -35,6 +35,9 @@ EMPTY_SHARE = 0.15
 """Share of lanes without traffic."""
 
 MOST_MOVING = 40
+
+LONGEST_M = 12.0
+"""Length of the longest vehicle."""
 
 BRAKE_MPS2 = 2.0
 GAP_M = 2.5
@@ -65,13 +68,6 @@ class EgoStart:
         return at_arc(self.path.points, self.handover_m)
 
 
-def box_of(agent: Agent) -> Float:
-    """[5] centre x, y, yaw, length, width of an agent at its start."""
-    x, y, yaw = at_arc(agent.path, agent.start_arc_m)
-    x, y = x - agent.lateral_m * math.sin(yaw), y + agent.lateral_m * math.cos(yaw)
-    return np.array([x, y, yaw, agent.length_m, agent.width_m])
-
-
 class Population:
     """Road users of one situation; `fill` and its like add to `agents`."""
 
@@ -83,10 +79,11 @@ class Population:
         self.rng = rng
         self.agents: list[Agent] = []
         self._boxes = ego.room
+        self._paths: dict[tuple[int, ...], Path] = {}
 
     def add(self, agent: Agent, margin_m: float = 0.3) -> bool:
         """Add an agent unless it would be too near to another one or to the ego; whether it was added."""
-        box = box_of(agent)
+        box = start_box(agent)
         grown = box + np.array([0.0, 0.0, 0.0, 2.0 * margin_m, 2.0 * min(margin_m, 0.3)])
         away = self._boxes[:, :2] - box[:2]
         near = np.hypot(away[:, 0], away[:, 1]) < (grown[3] + self._boxes[:, 3]) / 2.0 + 3.0
@@ -135,7 +132,7 @@ class Population:
     def _keep_nearest(self, count: int) -> None:
         """Without moving road users beyond the `count` nearest to the ego's handover."""
         moving = [k for k, agent in enumerate(self.agents) if agent.desired_speed_mps > 0.0]
-        away = [float(np.hypot(*(box_of(self.agents[k])[:2] - self.ego.place[:2]))) for k in moving]
+        away = [float(np.hypot(*(start_box(self.agents[k])[:2] - self.ego.place[:2]))) for k in moving]
         dropped = {moving[k] for k in np.argsort(away, kind="stable")[count:]}
         self.agents = [agent for k, agent in enumerate(self.agents) if k not in dropped]
 
@@ -144,6 +141,7 @@ class Population:
 
     def _vehicles(self, spacing_m: float, reach_m: float) -> None:
         """Vehicles on all lanes within reach, each lane from its end backwards."""
+        continued = {successor for lane in self.map.lanes for successor in lane.successors}
         for lane in self.map.lanes:
             if lane.kind != "driving" or self.rng.uniform() < EMPTY_SHARE:
                 continue
@@ -152,18 +150,28 @@ class Population:
             near = arcs[away < reach_m]
             if not len(near):
                 continue
-            at = float(near[-1]) - float(self.rng.uniform(1.0, 1.0 + spacing_m))
+            # Behind the stop line or the map's end, but anywhere on the short lanes of a roundabout.
+            from_end = min(LONGEST_M / 2.0 + 1.0, 0.2 * float(arcs[-1]))
+            at = min(float(near[-1]), float(arcs[-1]) - from_end) - float(self.rng.uniform(0.0, spacing_m))
+            first = max(float(near[0]), 0.0 if lane.lane_id in continued else LONGEST_M / 2.0 + 1.0)
             leader: tuple[float, float] | None = None
-            while at > max(float(near[0]), 6.0):
+            while at > first:
                 agent = self._vehicle(lane.lane_id, at, leader)
                 rear = at - agent.length_m / 2.0
                 if self._fits_ego(agent) and self.add(agent, 1.5):
                     leader = rear, agent.start_speed_mps
                 at = rear - GAP_M - 3.0 - float(self.rng.exponential(max(spacing_m - 9.0, 2.0)))
 
+    def _path(self, lane: int, length_m: float) -> Path:
+        """Along a lane and on, at random."""
+        lanes = onward(self.map, lane, length_m, self.rng)
+        if lanes not in self._paths:
+            self._paths[lanes] = path_over(self.map, lanes)
+        return self._paths[lanes]
+
     def _size(self) -> tuple[int, float, float]:
         kind = int(self.rng.choice([CAR, TRUCK, BUS], p=[0.88, 0.09, 0.03]))
-        length = {CAR: (4.0, 5.2), TRUCK: (6.5, 9.0), BUS: (10.5, 12.0)}[kind]
+        length = {CAR: (4.0, 5.2), TRUCK: (6.5, 9.0), BUS: (10.5, LONGEST_M)}[kind]
         width = {CAR: (1.7, 2.0), TRUCK: (2.2, 2.45), BUS: (2.45, 2.55)}[kind]
         return kind, float(self.rng.uniform(*length)), float(self.rng.uniform(*width))
 
@@ -172,7 +180,7 @@ class Population:
         kind, length, width = self._size()
         limit = self.map.lanes[lane].speed_limit_mps
         desired = limit * float(self.rng.uniform(0.75, 1.05)) * (1.0 if kind == CAR else 0.85)
-        path = path_over(self.map, onward(self.map, lane, arc_m + SCENE_S * desired + 20.0, self.rng))
+        path = self._path(lane, arc_m + SCENE_S * desired + 20.0)
         speed = min(desired * float(self.rng.uniform(0.8, 1.0)), self._start_speed(path, arc_m + length / 2.0))
         if leader is not None:
             gap = max(leader[0] - arc_m - length / 2.0 - GAP_M, 0.0)
@@ -181,7 +189,7 @@ class Population:
 
     def _start_speed(self, path: Path, front_m: float) -> float:
         """What a vehicle whose front is at an arc length may drive, for bends and for where it may have to stop."""
-        speed = speed_for_bends(path.points, front_m)
+        speed = path.speed_for_bends(front_m)
         for stop in path.stops:
             ahead = stop.arc_m - front_m
             if ahead < -1.0:
@@ -222,8 +230,8 @@ class Population:
 
     def _fits_ego(self, agent: Agent) -> bool:
         """Whether the ego could brake for an agent ahead on its route at 3.5 m/s2 after the handover."""
-        box = box_of(agent)
-        arcs = self.ego.path.arcs()
+        box = start_box(agent)
+        arcs = self.ego.path.arcs
         distance = np.hypot(*(self.ego.path.points - box[:2]).T)
         nearest = int(np.argmin(distance))
         ahead = float(arcs[nearest]) - self.ego.start_m
@@ -236,16 +244,16 @@ class Population:
 
     def _cyclist(self) -> None:
         """Someone on a bicycle at the right edge of an outer lane."""
-        outer = [lane for lane in self.map.lanes if lane.kind == "driving" and lane.right < 0]
+        outer = [lane for lane in self.map.lanes if lane.kind == "driving" and lane.right < 0 and len(lane.centre) > 30]
         lane = outer[int(self.rng.integers(len(outer)))]
         arcs = arc_lengths(lane.centre)
         arc = float(self.rng.uniform(5.0, arcs[-1] - 20.0))
         desired = float(self.rng.uniform(3.5, 6.0))
-        path = path_over(self.map, onward(self.map, lane.lane_id, arc + SCENE_S * desired + 20.0, self.rng))
+        path = self._path(lane.lane_id, arc + SCENE_S * desired + 20.0)
         speed = min(desired, self._start_speed(path, arc + 1.0))
         lateral = -(lane.width_m / 2.0 - 0.6)
         agent = self._on_path(path, arc, speed, desired, BICYCLE, 1.8, 0.6, lateral)
-        if np.hypot(*(box_of(agent)[:2] - self.ego.place[:2])) < REACH_M and self._fits_ego(agent):
+        if np.hypot(*(start_box(agent)[:2] - self.ego.place[:2])) < REACH_M and self._fits_ego(agent):
             self.add(agent, 0.8)
 
     # ------------------------------------------------------------ people
@@ -371,7 +379,7 @@ class Population:
             leader: tuple[float, float] | None = None
             while at > self.ego.start_m - 45.0:
                 agent = self._vehicle(lane, at, leader)
-                path = path_over(self.map, (lane,))
+                path = self._path(lane, 0.0)
                 speed = min(agent.start_speed_mps, pace * float(self.rng.uniform(0.3, 1.4)))
                 desired = pace if leader is None else agent.desired_speed_mps
                 slow = self._on_path(path, at, speed, desired, agent.kind, agent.length_m, agent.width_m)
@@ -420,7 +428,7 @@ class Population:
         start = ego.start_m + float(self.rng.uniform(8.0, 16.0)) + 1.6 * (ego.speed_mps - pace)
         begin = start + pace * float(self.rng.uniform(1.2, 3.0))
         lasts = max(pace * float(self.rng.uniform(1.8, 3.0)), 12.0)
-        arcs = ego.path.arcs()
+        arcs = ego.path.arcs
         width = self.map.lanes[ego.path.lanes[0]].width_m
         line = offset(with_yaw(ego.path.points), side * width * (1.0 - blend((arcs - begin) / lasts)))
         # Its arc lengths differ from the ego's by less than a metre.

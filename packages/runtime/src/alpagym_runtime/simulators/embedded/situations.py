@@ -19,7 +19,7 @@ from alpagym_runtime.random import generator, mix_int, text_seed
 from alpagym_runtime.simulators.embedded.lane_map import Agent, LaneMap, Stop
 from alpagym_runtime.simulators.embedded.maps import KINDS, RoadPlan, fixed_time, make_map
 from alpagym_runtime.simulators.embedded.maps.lines import at_arc
-from alpagym_runtime.simulators.embedded.maps.paths import Path, path_over, speed_for_bends
+from alpagym_runtime.simulators.embedded.maps.paths import Path, path_over
 from alpagym_runtime.simulators.embedded.population import EgoStart, Population
 from alpagym_runtime.simulators.embedded.scene import STEP_US, Vehicle
 
@@ -185,7 +185,7 @@ def _ego(plan: RoadPlan, rng: np.random.Generator) -> tuple[Path, float, float, 
     speed = limit * float(rng.uniform(0.7, 1.0))
     if plan.kind == "stop_and_go":
         speed = float(rng.uniform(1.0, 5.5))
-    speed = min(speed, speed_for_bends(path.points, handover_m))
+    speed = min(speed, path.speed_for_bends(handover_m))
     for stop in path.stops:
         if stop.arc_m > handover_m:
             # It can stop there at 3 m/s2.

@@ -276,9 +276,9 @@ class MapBuilder:
             signals: if any.
 
         """
-        union = shapely.union_all(self.pavement)
-        surface = union.buffer(kerb_radius_m, quad_segs=6).buffer(-kerb_radius_m, quad_segs=6).union(union)
-        surface = shapely.simplify(surface, 0.01)
+        # Grown and shrunk: outer edges come back to where they were, corners between roads become round.
+        union = shapely.union_all(shapely.simplify(self.pavement, 0.005))
+        surface = union.buffer(kerb_radius_m, quad_segs=8).buffer(-kerb_radius_m, quad_segs=8)
         walk_outline = surface.buffer(sidewalk_m, quad_segs=4) if sidewalk_m else surface
         sidewalks = polygons_without_holes(walk_outline.difference(surface)) if sidewalk_m else ()
         for points in self.walkways if sidewalk_m else ():

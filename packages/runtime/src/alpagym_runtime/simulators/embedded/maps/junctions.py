@@ -27,7 +27,7 @@ from alpagym_runtime.simulators.embedded.maps.builder import (
     Route,
     fixed_time,
 )
-from alpagym_runtime.simulators.embedded.maps.lines import clothoids, connect, minimum_radius, offset, quintic
+from alpagym_runtime.simulators.embedded.maps.lines import clothoids, connect, minimum_radius, offset, quintic, tangents
 
 Float = NDArray[np.float64]
 
@@ -133,17 +133,18 @@ def _arms(
     bend, straight = rng.uniform(-0.25, 0.25, count), rng.uniform(60.0, 110.0, count)
     width = [n * LANE_WIDTH_M for n in lanes]
     outer = [width[axis] - LANE_WIDTH_M / 2.0 for axis in axes]
-    start_m = max(width) + 6.0
-    while True:
-        poses = np.stack([start_m * np.cos(heading), start_m * np.sin(heading), heading], axis=1)
-        radii = [
-            _corner_radius(poses[k], outer[k], poses[(k + 1) % count], outer[(k + 1) % count])
-            for k in range(count)
-            if count == 4 or k < 2
-        ]
-        if min(radii) >= TURN_RADIUS_M or start_m > 40.0:
-            break
-        start_m += 0.5
+    start_m = max(width) + 8.0
+    poses = np.stack([start_m * np.cos(heading), start_m * np.sin(heading), heading], axis=1)
+    # A farther start lengthens both tangents of a turn by as much, and its radius in proportion.
+    missing = []
+    for k in range(count if count == 4 else 2):
+        after = (k + 1) % count
+        source = offset(poses[k : k + 1], outer[k])[0] + np.array([0.0, 0.0, math.pi])
+        target = offset(poses[after : after + 1], -outer[after])[0]
+        tangent = min(tangents(source, target))
+        missing.append(tangent * (TURN_RADIUS_M / minimum_radius(connect(source, target)) - 1.0))
+    start_m += max(missing)
+    poses[:, :2] = start_m * np.stack([np.cos(heading), np.sin(heading)], axis=1)
     arms = []
     for k in range(count):
         # Arms bend by a quarter of a radian at most, far from the crossing: they never meet again.
@@ -154,12 +155,6 @@ def _arms(
         road = builder.road(line, lanes[axis], lanes[axis], speed_limit_mps=limit_mps[axis])
         arms.append(_Arm(road, axis, road.backward, road.forward, left_only[axis]))
     return arms
-
-
-def _corner_radius(arm: Float, left_m: float, exit_arm: Float, right_m: float) -> float:
-    """Smallest radius of the right turn from an arm's outer lane to the next arm, counter-clockwise."""
-    start = offset(arm[None], left_m)[0] + [0.0, 0.0, math.pi]
-    return minimum_radius(connect(start, offset(exit_arm[None], -right_m)[0]))
 
 
 def _turns(builder: MapBuilder, arms: list[_Arm]) -> list[_Turn]:
@@ -296,7 +291,7 @@ def _ring_lane(builder: MapBuilder, radius: float, start: float, end: float) -> 
     count = max(round((end - start) * radius / 1.2), 4)
     angles = np.linspace(start, end, count + 1)
     line = np.stack([radius * np.cos(angles), radius * np.sin(angles), angles + math.pi / 2.0], axis=1)
-    return builder.lane(line, "turn", width_m=4.2, speed_limit_mps=8.0)
+    return builder.lane(line, width_m=4.2, speed_limit_mps=8.0)
 
 
 def _plan(

@@ -74,14 +74,17 @@ def arc_lengths(points: Float) -> Float:
 def at_arc(points: Float, arc_m: ArrayLike) -> Float:
     """[...,3] x, y, yaw of a polyline [K,≥2] at arc lengths; straight on beyond its ends.
 
-    Headings are smoothed over a sample's length, as a vehicle's would be.
+    A heading is the chord's over one metre before and after, as an axle's would be.
     """
     arcs = arc_lengths(points)
     asked = np.asarray(arc_m, np.float64)
-    line = with_yaw(points[:, :2])
-    x, y, yaw = (np.interp(asked, arcs, line[:, k]) for k in range(3))
-    beyond = asked - np.clip(asked, 0.0, arcs[-1])
-    return np.stack([x + beyond * np.cos(yaw), y + beyond * np.sin(yaw), yaw], axis=-1)
+    inside = np.clip(asked, 0.0, arcs[-1])
+    low, high = np.maximum(inside - 1.0, 0.0), np.minimum(inside + 1.0, arcs[-1])
+    at = np.stack([inside, low, high])
+    x, y = np.interp(at, arcs, points[:, 0]), np.interp(at, arcs, points[:, 1])
+    yaw = np.arctan2(y[2] - y[1], x[2] - x[1])
+    beyond = asked - inside
+    return np.stack([x[0] + beyond * np.cos(yaw), y[0] + beyond * np.sin(yaw), yaw], axis=-1)
 
 
 def minimum_radius(points: Float) -> float:
@@ -101,14 +104,14 @@ def connect(start: ArrayLike, end: ArrayLike) -> Float:
     a, b = np.asarray(start, np.float64), np.asarray(end, np.float64)
     turn = float(angle_difference(b[2], a[2]))
     if abs(turn) > 0.3:
-        to_corner, from_corner = _tangents(a, b)
+        to_corner, from_corner = tangents(a, b)
         if min(to_corner, from_corner) > 2.0:
             return _corner(a, b, turn, to_corner, from_corner)
     return quintic(a, b)
 
 
-def _tangents(a: Float, b: Float) -> tuple[float, float]:
-    """Distances from a forward, and from b backward, to where the tangents meet."""
+def tangents(a: Float, b: Float) -> tuple[float, float]:
+    """Distances from pose a forward, and from pose b backward, to where the tangents meet; not for parallel ones."""
     d, sine = b[:2] - a[:2], math.sin(b[2] - a[2])
     to_corner = (d[0] * math.sin(b[2]) - d[1] * math.cos(b[2])) / sine
     from_corner = (math.cos(a[2]) * d[1] - math.sin(a[2]) * d[0]) / sine

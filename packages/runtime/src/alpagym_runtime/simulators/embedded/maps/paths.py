@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import shapely
 from numpy.typing import NDArray
 
-from alpagym_runtime.simulators.embedded.lane_map import Lane, LaneMap, Stop
-from alpagym_runtime.simulators.embedded.maps.lines import arc_lengths, with_yaw
+from alpagym_runtime.simulators.embedded.lane_map import Agent, Lane, LaneMap, Stop
+from alpagym_runtime.simulators.embedded.maps.lines import arc_lengths, at_arc, with_yaw
 
 Float = NDArray[np.float64]
 
@@ -42,13 +43,27 @@ class Path:
     lanes_left: int
     lanes_right: int
 
+    @cached_property
     def arcs(self) -> Float:
         """[P] m."""
         return arc_lengths(self.points)
 
+    @cached_property
+    def bend_square(self) -> Float:
+        """[P] m²/s², the square of the speed that each of its bends allows."""
+        curvature = np.gradient(with_yaw(self.points)[:, 2], self.arcs)
+        squares: Float = BEND_MPS2 / np.maximum(np.abs(curvature), 1e-4)
+        return squares
+
+    def speed_for_bends(self, arc_m: float, ahead_m: float = 60.0) -> float:
+        """The speed m/s at an arc length from which a vehicle slows in comfort for every bend ahead."""
+        near = slice(*np.searchsorted(self.arcs, [arc_m - 2.0, arc_m + ahead_m]))
+        to_go = np.maximum(self.arcs[near] - arc_m, 0.0)
+        return math.sqrt(float((self.bend_square[near] + 2.0 * COMFORT_MPS2 * to_go).min(initial=1e4)))
+
     def cut(self, begin_m: float, end_m: float) -> tuple[Float, tuple[Stop, ...], float]:
         """Points and stops between two arc lengths, and the arc length that is 0 now."""
-        arcs = self.arcs()
+        arcs = self.arcs
         first = max(int(np.searchsorted(arcs, begin_m, side="right")) - 1, 0)
         last = min(int(np.searchsorted(arcs, end_m)) + 1, len(arcs))
         shift = float(arcs[first])
@@ -135,12 +150,8 @@ def onward(lane_map: LaneMap, lane: int, length_m: float, rng: np.random.Generat
     return tuple(lanes)
 
 
-def speed_for_bends(points: Float, arc_m: float, ahead_m: float = 60.0) -> float:
-    """The speed m/s at an arc length from which a vehicle slows in comfort for every bend ahead."""
-    arcs = arc_lengths(points)
-    near = (arcs >= arc_m - 2.0) & (arcs <= arc_m + ahead_m)
-    if near.sum() < 3:
-        return 99.0
-    curvature = np.abs(np.gradient(with_yaw(points)[near, 2], arcs[near]))
-    allowed = BEND_MPS2 / np.maximum(curvature, 1e-4) + 2.0 * COMFORT_MPS2 * np.maximum(arcs[near] - arc_m, 0.0)
-    return float(math.sqrt(allowed.min()))
+def start_box(agent: Agent) -> Float:
+    """[5] centre x, y, yaw, length, width of an agent at its start."""
+    x, y, yaw = at_arc(agent.path, agent.start_arc_m)
+    x, y = x - agent.lateral_m * math.sin(yaw), y + agent.lateral_m * math.cos(yaw)
+    return np.array([x, y, yaw, agent.length_m, agent.width_m])
