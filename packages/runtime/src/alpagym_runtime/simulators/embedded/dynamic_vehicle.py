@@ -152,6 +152,15 @@ def lateral_rates(speed, slip, rate, steer, wheelbase):
 
 
 @kernel
+def body_acceleration(state, wheelbase):
+    """Forward and left rates of change of the rig's velocity in its own, turning axes: what AlpaSim reports."""
+    rear, rate = REAR_SHARE * wheelbase, state[EGO_YAW_RATE]
+    slip = state[EGO_SLIP] + rear * rate
+    slip_rate, turn_rate = lateral_rates(state[EGO_SPEED], slip, rate, state[EGO_STEER], wheelbase)
+    return state[EGO_THROTTLE] + rate * rate * rear, slip_rate - rear * turn_rate
+
+
+@kernel
 def _derivatives(yaw, speed, slip, rate, steer, throttle, steer_command, acceleration_command, wheelbase):
     """d/dt of x, y, yaw, speed, slip, yaw rate, steer, throttle."""
     slip_rate, turn_rate = lateral_rates(speed, slip, rate, steer, wheelbase)

@@ -10,8 +10,6 @@ from alpagym_runtime.simulators.embedded.scene import STANDING_REFERENCE_M
 from alpagym_runtime.simulators.embedded.scene_bank import (
     LOG,
     LOG_N,
-    S_END,
-    S_START,
 )
 from alpagym_runtime.simulators.embedded.state import (
     ACCELERATION,
@@ -38,11 +36,11 @@ def report(bank, slots, i, acceleration_before, lateral_before):
     """Measures of the present step that are functions of the state."""
     scene, step = slots.scene[i], slots.step[i]
     state, values, valid = slots.state[i], slots.measures[i], slots.valid[i]
-    number, row = bank.numbers[scene], bank.rows[scene]
+    row = bank.rows[scene]
     segment, arc, offset = project(bank, scene, slots.segment[i], state[0], state[1], 10.0, 40.0)
     slots.segment[i] = segment
     slots.arc[i, 0] = arc
-    start, end = number[S_START], number[S_END]
+    start, end = slots.reference[i]
     log = bank.log[row[LOG] : row[LOG] + row[LOG_N]]
     if not slots.frozen[i]:
         slots.arc[i, 1] = max(slots.arc[i, 1], arc)

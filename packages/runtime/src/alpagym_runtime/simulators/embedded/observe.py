@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from alpagym_runtime.kernels import kernel
+from alpagym_runtime.simulators.embedded.dynamic_vehicle import body_acceleration
 from alpagym_runtime.simulators.embedded.route import project
 from alpagym_runtime.simulators.embedded.scene import MAX_ACTORS
 from alpagym_runtime.simulators.embedded.scene_bank import (
@@ -16,6 +17,7 @@ from alpagym_runtime.simulators.embedded.scene_bank import (
     LOG_N,
     ROUTE,
     ROUTE_N,
+    WHEELBASE,
 )
 from alpagym_runtime.simulators.embedded.vehicle import (
     EGO_ACCELERATION,
@@ -23,7 +25,11 @@ from alpagym_runtime.simulators.embedded.vehicle import (
     EGO_SLIP,
     EGO_SPEED,
     EGO_YAW_RATE,
+    KINEMATIC,
 )
+
+QUIRK_SPACING_M = 80.0 / 19.0
+QUIRK_SEGMENT_M = (3.5, 4.5)
 
 
 @kernel
@@ -51,11 +57,20 @@ def observe_ego(bank, slots, rows, history, mask, dynamics, stride):
         dynamics[r, 0], dynamics[r, 1] = state[EGO_SPEED], state[EGO_SLIP]
         dynamics[r, 3], dynamics[r, 4] = state[EGO_ACCELERATION], state[EGO_LATERAL]
         dynamics[r, 6] = state[EGO_YAW_RATE]
+        if slots.quirks[i]:
+            if slots.vehicle[i] != KINEMATIC:
+                wheelbase = bank.numbers[slots.scene[i], WHEELBASE]
+                dynamics[r, 3], dynamics[r, 4] = body_acceleration(state, wheelbase)
+            if slots.start[i] < slots.handover[i] and now <= slots.handover[i]:
+                dynamics[r] = 0.0
 
 
 @kernel
 def observe_route(bank, slots, rows, route_rig, mask, spacing):
-    """route_rig [n,R,2]: points `spacing` m apart along the route, from the ego's projection on."""
+    """route_rig [n,R,2]: points `spacing` m apart along the route, from the ego's projection on.
+
+    As AlpaSim sends it: 80/19 m apart, NaN from the first segment on that is not 3.5 to 4.5 m long.
+    """
     for r in range(len(rows)):
         i = rows[r]
         state, scene = slots.state[i], slots.scene[i]
@@ -64,7 +79,7 @@ def observe_route(bank, slots, rows, route_rig, mask, spacing):
         cos, sin = math.cos(state[2]), math.sin(state[2])
         segment, arc, _ = project(bank, scene, slots.segment[i], state[0], state[1], 10.0, 40.0)
         for p in range(route_rig.shape[1]):
-            target = arc + p * spacing
+            target = arc + p * (QUIRK_SPACING_M if slots.quirks[i] else spacing)
             while segment < count - 2 and route[segment + 1, 2] < target:
                 segment += 1
             t = (target - route[segment, 2]) / (route[segment + 1, 2] - route[segment, 2])
@@ -74,6 +89,12 @@ def observe_route(bank, slots, rows, route_rig, mask, spacing):
             dy = route[segment, 1] + t * (route[segment + 1, 1] - route[segment, 1]) - state[1]
             route_rig[r, p, 0] = dx * cos + dy * sin
             route_rig[r, p, 1] = dy * cos - dx * sin
+            if slots.quirks[i] and p > 0:
+                ax, ay = route_rig[r, p, 0] - route_rig[r, p - 1, 0], route_rig[r, p, 1] - route_rig[r, p - 1, 1]
+                # A NaN before it makes the comparison false.
+                if not QUIRK_SEGMENT_M[0] <= math.hypot(ax, ay) <= QUIRK_SEGMENT_M[1]:
+                    route_rig[r, p] = np.nan
+                    mask[r, p] = False
 
 
 @kernel

@@ -16,7 +16,10 @@ from alpagym_runtime.simulators.embedded import observe, state, world
 from alpagym_runtime.simulators.embedded.config import EmbeddedConfig
 from alpagym_runtime.simulators.embedded.dataset import open_source, scene_ids
 from alpagym_runtime.simulators.embedded.expert import target_plan
+from alpagym_runtime.simulators.embedded.measures_alpasim import NAMES as ALPASIM_MEASURES
+from alpagym_runtime.simulators.embedded.measures_alpasim import MeasuresOnDemand, alpasim_measures
 from alpagym_runtime.simulators.embedded.plan_delay import PlanDelay
+from alpagym_runtime.simulators.embedded.recorder import Recorder
 from alpagym_runtime.simulators.embedded.scene import STEP_US, Scene
 from alpagym_runtime.simulators.embedded.scene_bank import SceneBank
 from alpagym_runtime.simulators.embedded.vehicle import EGO_COLUMNS
@@ -115,12 +118,20 @@ class EmbeddedSimulator:
         self._queue: list[tuple[NDArray[np.int64], NDArray[np.bool_]]] = []
         self._pool = ThreadPoolExecutor(1, "embedded") if config.threads else None
         self._running: list[Future[_Result]] = []
+        self._recorder = Recorder(self._inner, policy_spec.plan_step_us)
+        measures = MeasuresOnDemand(dict.fromkeys(state.MEASURES, "tick"))
+        for name in config.measures:
+            if name not in measures:
+                raise ConfigError(
+                    f"no measure {name!r}; there are {', '.join((*state.MEASURES, *ALPASIM_MEASURES))}",
+                    key="simulator.measures",
+                )
         self.spec = SimulatorSpec(
             closed_loop=True,
             control_period_us=config.control_period_us,
             slots=slots,
             scenes=tuple(scene_ids(dataset, self._source)),
-            measures=dict.fromkeys(state.MEASURES, "tick"),
+            measures=measures,
             action_kinds=frozenset({"plan", "control"}),
         )
 
@@ -163,6 +174,10 @@ class EmbeddedSimulator:
         world.begin(self._bank.bank, self._slots, rows, indices, handovers, starts)
         if self._delay is not None:
             self._delay.forget(rows)
+        if self._late_measures():
+            for slot, request, start, handover in zip(fine, chosen, starts.tolist(), handovers.tolist(), strict=True):
+                assert request is not None
+                self._recorder.begin(slot, self._bank[request.scene_id], start, handover)
         self._previous_valid[rows] = False
         self._sample(rows)
 
@@ -184,6 +199,7 @@ class EmbeddedSimulator:
         wrong = slots[(self._phase[slots] != DELIVERED) | (self._ended[slots] != Ended.RUNNING)]
         assert not len(wrong), f"slots {wrong.tolist()} do not wait for a decision"
         s = self._slots
+        self._recorder.plans(slots[~stop], s, decisions.plan_rig[~stop])
         plan, pose, age = decisions.plan_rig, s.state[slots, :3], 0
         if self._delay is not None:
             plan, pose, age = self._delay.exchange(slots, plan, pose, s.step[slots])
@@ -314,6 +330,7 @@ class EmbeddedSimulator:
         self._series[rows, k], self._series_valid[rows, k] = s.measures[rows], s.valid[rows]
         self._series_time[rows, k] = s.step[rows] * STEP_US
         self._samples[rows] += 1
+        self._recorder.samples(rows, s)
 
     # ------------------------------------------------------------ results
 
@@ -347,10 +364,16 @@ class EmbeddedSimulator:
         count = int(self._samples[slot])
         times = self._series_time[slot, :count].copy()
         values, valid = self._series[slot, :count].T.copy(), self._series_valid[slot, :count].T.copy()
-        return {
+        out = {
             name: MeasureSeries(times, values[m], valid[m], _AGGREGATION.get(name, "last"))  # type: ignore[arg-type]
             for m, name in enumerate(state.MEASURES)
         }
+        record = self._recorder.finish(slot, self._slots)
+        return out if record is None else out | alpasim_measures(record, self._late_measures())
+
+    def _late_measures(self) -> list[str]:
+        """Those of AlpaSim's measures that somebody asked for."""
+        return [name for name, when in self.spec.measures.items() if when == "end"]
 
     def _observe(self, rows: NDArray[np.int64], well: NDArray[np.bool_]) -> Observation:
         bank, s, spec, n = self._bank.bank, self._slots, self._policy, len(rows)

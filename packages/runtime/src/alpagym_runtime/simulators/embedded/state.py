@@ -42,11 +42,13 @@ class Slots(NamedTuple):
 
     scene: NDArray[np.int64]
     step: NDArray[np.int64]  # grid index of now
+    start: NDArray[np.int64]  # grid index of the first tick, in warm-up
     handover: NDArray[np.int64]  # grid index of the handover
     state: NDArray[np.float64]  # [N,10] of the ego, columns in `vehicle`; local
     trail: NDArray[np.float64]  # [N,K,10] state by grid index, the log before the handover
     segment: NDArray[np.int64]  # nearest route segment
     arc: NDArray[np.float64]  # [N,2] present and furthest arc length on the route
+    reference: NDArray[np.float64]  # [N,2] arc lengths between which progress is measured
     actors: NDArray[np.float64]  # [N,MAX_ACTORS,4] centre x, y, yaw, speed of the scene's road users now; local
     actors_before: NDArray[np.float64]  # the same one inner step ago
     present: NDArray[np.bool_]  # [N,MAX_ACTORS] whether each exists now
@@ -74,11 +76,13 @@ def make_slots(count: int, steps: int, plan_steps: int, vehicle: str = "kinemati
     return Slots(
         scene=np.zeros(count, np.int64),
         step=np.zeros(count, np.int64),
+        start=np.zeros(count, np.int64),
         handover=np.zeros(count, np.int64),
         state=np.zeros((count, EGO_COLUMNS)),
         trail=np.zeros((count, steps, EGO_COLUMNS)),
         segment=np.zeros(count, np.int64),
         arc=np.zeros((count, 2)),
+        reference=np.zeros((count, 2)),
         actors=np.zeros((count, MAX_ACTORS, 4)),
         actors_before=np.zeros((count, MAX_ACTORS, 4)),
         present=np.zeros((count, MAX_ACTORS), bool),

@@ -57,7 +57,7 @@ def begin(bank, slots, rows, scenes, handovers, starts):
     """Put slots on the recorded drive at grid index `starts` (≤ handover; earlier ones are warm-up)."""
     for r in range(len(rows)):
         i, scene = rows[r], scenes[r]
-        slots.scene[i], slots.step[i], slots.handover[i] = scene, starts[r], handovers[r]
+        slots.scene[i], slots.step[i], slots.start[i], slots.handover[i] = scene, starts[r], starts[r], handovers[r]
         row = bank.rows[scene]
         log = bank.log[row[LOG] : row[LOG] + row[LOG_N]]
         for k in range(handovers[r] + 1):
@@ -87,6 +87,12 @@ def _hand_over(bank, slots, i):
     slots.off[i] = not on_the_road(bank, scene, state)
     touching, _ = new_contacts(bank, slots, i, state, False)
     slots.arc[i] = -1e18
+    number, row = bank.numbers[scene], bank.rows[scene]
+    slots.reference[i, 0], slots.reference[i, 1] = number[S_START], number[S_END]
+    if slots.quirks[i]:
+        first = bank.log[row[LOG]]
+        _, arc, _ = project(bank, scene, 0, first[0], first[1], 0.0, 1e18)
+        slots.reference[i, 0] = arc
     slots.measures[i] = 0.0
     slots.valid[i] = False
     for m in (COLLISIONS, AT_FAULT, OFFROAD, INITIAL):
@@ -125,7 +131,7 @@ def _log_state(log, k, out, wheelbase, vehicle):
 
 @kernel
 def _follow_plan(slots, i, inner, plan_step_s, wheelbase, ahead):
-    """Drive the kinematic vehicle one inner step along the slot's plan, from its first point that lies ahead in time."""
+    """Drive the kinematic vehicle one inner step along the slot's plan, from its first point still ahead in time."""
     state, plan, pose = slots.state[i], slots.plan[i], slots.plan_pose[i]
     elapsed = (inner + slots.plan_age[i]) * STEP_S
     skip = min(math.floor(elapsed / plan_step_s + 1e-9), len(plan) - 1)
