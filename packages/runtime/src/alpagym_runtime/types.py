@@ -231,7 +231,9 @@ class MeasureSeries:
             return float("nan")
         if self.aggregation == "last":
             return float(good[-1])
-        return float({"max": np.max, "mean": np.mean, "min": np.min}[self.aggregation](good))
+        if self.aggregation == "mean":
+            return float(good.mean())
+        return float(good.max() if self.aggregation == "max" else good.min())
 
 
 @dataclass(frozen=True)

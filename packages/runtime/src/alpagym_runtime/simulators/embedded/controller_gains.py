@@ -128,7 +128,7 @@ def _half(dynamics: Float, inputs: Float, weights: Float, command_weight: float)
     free, forced = _predict(dynamics, inputs)
     weight = np.tile(weights, POINTS)
     hessian = forced.T @ (weight[:, None] * forced) + (command_weight + REGULARISATION) * np.eye(HORIZON)
-    return _Half(free, forced, np.linalg.solve(hessian, forced.T * weight))
+    return _Half(free, forced, np.asarray(np.linalg.solve(hessian, forced.T * weight), np.float64))
 
 
 @lru_cache(maxsize=1)
@@ -176,4 +176,4 @@ def controller_gains() -> Gains:
     """The table; 0.1 s to build."""
     slow = [_lateral_row(k * SPEED_STEP_MPS, True) for k in range(KINEMATIC_ROWS)]
     dynamic = np.arange(KINEMATIC_BELOW_MPS, SPEED_MAX_MPS + 1e-9, SPEED_STEP_MPS)
-    return Gains(_longitudinal()[3], np.stack(slow + [_lateral_row(speed, False) for speed in dynamic]))
+    return Gains(_longitudinal()[3], np.stack(slow + [_lateral_row(float(speed), False) for speed in dynamic]))

@@ -175,9 +175,8 @@ class EmbeddedSimulator:
         if self._delay is not None:
             self._delay.forget(rows)
         if self._late_measures():
-            for slot, request, start, handover in zip(fine, chosen, starts.tolist(), handovers.tolist(), strict=True):
-                assert request is not None
-                self._recorder.begin(slot, self._bank[request.scene_id], start, handover)
+            for slot, start, handover in zip(fine, starts.tolist(), handovers.tolist(), strict=True):
+                self._recorder.begin(slot, self._bank[self.request(slot).scene_id], start, handover)
         self._previous_valid[rows] = False
         self._sample(rows)
 
@@ -200,10 +199,10 @@ class EmbeddedSimulator:
         assert not len(wrong), f"slots {wrong.tolist()} do not wait for a decision"
         s = self._slots
         self._recorder.plans(slots[~stop], s, decisions.plan_rig[~stop])
-        plan, pose, age = decisions.plan_rig, s.state[slots, :3], 0
+        s.plan[slots], s.plan_pose[slots], s.plan_age[slots] = decisions.plan_rig, s.state[slots, :3], 0
         if self._delay is not None:
-            plan, pose, age = self._delay.exchange(slots, plan, pose, s.step[slots])
-        s.plan[slots], s.plan_pose[slots], s.plan_age[slots] = plan, pose, age
+            old = self._delay.exchange(slots, s.plan[slots], s.plan_pose[slots], s.step[slots])
+            s.plan[slots], s.plan_pose[slots], s.plan_age[slots] = old
         s.control[slots] = np.nan if decisions.control is None else decisions.control
         self._phase[slots] = DRIVING
         self._previous[slots], self._previous_valid[slots] = s.measures[slots], s.valid[slots]
