@@ -30,7 +30,7 @@ class Bank(NamedTuple):
     tracks: NDArray[np.float64]  # [*,4]
     agents: NDArray[np.int64]  # [*,7] one a row of `actors`: path offset and length, stops', lanes left, right, yields
     agent_numbers: NDArray[np.float64]  # [*,5] start arc, start speed, desired speed, lateral, lane width
-    paths: NDArray[np.float64]  # [*,4] x, y, yaw (unwrapped), curvature, every metre
+    paths: NDArray[np.float64]  # [*,6] x, y, yaw (unwrapped), curvature, cos and sin of yaw, every metre
     stops: NDArray[np.float64]  # [*,4] arc, signal group, conflict x, y
 
 
@@ -59,7 +59,7 @@ _EMPTY = {
     "tracks": ((0, 4), np.float64),
     "agents": ((0, 7), np.int64),
     "agent_numbers": ((0, 5), np.float64),
-    "paths": ((0, 4), np.float64),
+    "paths": ((0, 6), np.float64),
     "stops": ((0, 4), np.float64),
 }
 
@@ -122,7 +122,7 @@ def arc_lengths(points: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def every_metre(path: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[P,4] x, y m, yaw rad (unwrapped), curvature 1/m of a polyline, 1 m apart; at least two samples."""
+    """[P,6] x, y m, yaw rad (unwrapped), curvature 1/m, cos and sin of yaw of a polyline, 1 m apart; at least two samples."""
     lengths = arc_lengths(path)
     at = np.arange(0.0, max(lengths[-1], 1.0) + 1e-9, 1.0)
     points = np.stack([np.interp(at, lengths, path[:, k]) for k in range(2)], axis=1)
@@ -130,7 +130,7 @@ def every_metre(path: NDArray[np.float64]) -> NDArray[np.float64]:
     heading = np.unwrap(np.arctan2(step[:, 1], step[:, 0]))
     # Between two segments the heading is their mean.
     yaw = np.concatenate([heading[:1], (heading[1:] + heading[:-1]) / 2.0, heading[-1:]])
-    return np.column_stack([points, yaw, np.gradient(yaw) if len(yaw) > 1 else np.zeros_like(yaw)])
+    return np.column_stack([points, yaw, np.gradient(yaw), np.cos(yaw), np.sin(yaw)])
 
 
 def _project(route: NDArray[np.float64], lengths: NDArray[np.float64], point: NDArray[np.float64]) -> float:
@@ -153,7 +153,7 @@ def _flatten(scene: Scene) -> dict[str, NDArray]:
     numbers += [vehicle.centre_offset_m, vehicle.wheelbase_m, scene.speed_limit_mps, start, end]
     numbers += [scene.signals.cycle_s, scene.signals.yellow_s]
     agents, agent_numbers = np.zeros((count, 7), np.int64), np.zeros((count, 5))
-    paths, stops = [np.zeros((0, 4))], [np.zeros((0, 4))]
+    paths, stops = [np.zeros((0, 6))], [np.zeros((0, 4))]
     for a, agent in enumerate(scene.agents):
         path, stop = every_metre(agent.path), stop_array(agent.stops)
         agents[a] = [

@@ -16,7 +16,7 @@ import numpy as np
 
 from alpagym_runtime.kernels import kernel
 from alpagym_runtime.simulators.embedded.lane_map import GREEN, RED, YELLOW
-from alpagym_runtime.simulators.embedded.scene import KINDS, MAX_ACTORS
+from alpagym_runtime.simulators.embedded.scene import KINDS
 from alpagym_runtime.simulators.embedded.scene_bank import (
     ACTOR,
     ACTOR_N,
@@ -25,6 +25,7 @@ from alpagym_runtime.simulators.embedded.scene_bank import (
     REACTIVE,
     SIGNAL,
     SIGNAL_CYCLE,
+    SIGNAL_N,
     SIGNAL_YELLOW,
     WIDTH,
 )
@@ -39,13 +40,16 @@ STOP_ARC, STOP_GROUP, STOP_X, STOP_Y = range(4)
 # Columns of Slots.agents.
 ARC, SPEED, ACCELERATION, OFFSET, OFFSET_TARGET, WAITED, LANE, NEXT_STOP = range(8)
 
+# Columns of what agents see of each other.
+X, Y, COS, SIN, PACE, LONG, WIDE, ON_FOOT = range(8)
+
 PEDESTRIAN = KINDS.index("pedestrian")
-EGO = MAX_ACTORS
 NOBODY = -1
 
 SEARCH_EVERY = 3
 SIGHT_M = 55.0
 ACCELERATE_MPS2, BRAKE_MPS2, HARDEST_MPS2 = 1.6, 2.2, -8.0
+COMFORT_MPS2 = 2.0 * math.sqrt(ACCELERATE_MPS2 * BRAKE_MPS2)
 HEADWAY_S, STANDSTILL_M = 1.2, 2.0
 BEND_MPS2 = 2.0
 SIDE_MARGIN_M = 0.25
@@ -54,14 +58,19 @@ PATIENCE_S = 8.0
 
 
 @kernel
+def _colour(start, end, cycle, yellow, time_s):
+    since = (time_s - start) % cycle
+    if since < end - start:
+        return GREEN
+    return YELLOW if since < end - start + yellow else RED
+
+
+@kernel
 def signal_state(bank, scene, group, time_s):
     """GREEN, YELLOW or RED of a signal group."""
-    cycle = bank.numbers[scene, SIGNAL_CYCLE]
-    green = bank.signals[bank.rows[scene, SIGNAL] + group]
-    since = (time_s - green[0]) % cycle
-    if since < green[1] - green[0]:
-        return GREEN
-    return YELLOW if since < green[1] - green[0] + bank.numbers[scene, SIGNAL_YELLOW] else RED
+    k = bank.rows[scene, SIGNAL] + group
+    cycle, yellow = bank.numbers[scene, SIGNAL_CYCLE], bank.numbers[scene, SIGNAL_YELLOW]
+    return _colour(bank.signals[k, 0], bank.signals[k, 1], cycle, yellow, time_s)
 
 
 @kernel
@@ -107,19 +116,14 @@ def step_traffic(bank, slots, i, ego):
         _replay(bank, slots, i, scene, step)
         return
     first, count = bank.rows[scene, ACTOR], bank.rows[scene, ACTOR_N]
-    number = bank.numbers[scene]
-    box = np.empty(6)
-    box[0] = ego[0] + number[CENTRE_OFFSET] * math.cos(ego[2])
-    box[1] = ego[1] + number[CENTRE_OFFSET] * math.sin(ego[2])
-    box[2], box[3], box[4], box[5] = ego[2], ego[3], number[LENGTH], number[WIDTH]
-    time_s = (step - 1) * STEP_S
-    for a in range(count):
-        if not slots.present[i, a]:
-            continue
-        if bank.actors[first + a, 3] == PEDESTRIAN:
-            slots.agents[i, a, ACCELERATION] = _walk(bank, slots, i, a, box, time_s)
-        else:
-            slots.agents[i, a, ACCELERATION] = _drive(bank, slots, i, a, box, time_s)
+    around = np.empty((count + 1, 8))
+    _look_around(bank, slots, i, ego, around)
+    _decide(
+        *(bank.paths, bank.agents[first : first + count], bank.agent_numbers[first : first + count], bank.stops),
+        bank.signals[bank.rows[scene, SIGNAL] : bank.rows[scene, SIGNAL] + bank.rows[scene, SIGNAL_N]],
+        *(bank.numbers[scene, SIGNAL_CYCLE], bank.numbers[scene, SIGNAL_YELLOW]),
+        *(slots.present[i], slots.agents[i], slots.leader[i], around, step, (step - 1) * STEP_S),
+    )
     for a in range(count):
         if not slots.present[i, a]:
             continue
@@ -135,6 +139,38 @@ def step_traffic(bank, slots, i, ego):
         slots.actors_before[i, a] = slots.actors[i, a]
         pose_on_path(bank, first + a, state[ARC], state[OFFSET], slots.actors[i, a])
         slots.actors[i, a, 3] = speed
+
+
+@kernel
+def _decide(paths, meta, numbers, stops, signals, cycle, yellow, present, state, leaders, around, step, time_s):
+    """Every agent's acceleration. Arrays are passed one by one: handing over the bank costs 0.3 us a call."""
+    for a in range(len(meta)):
+        if not present[a]:
+            continue
+        if around[a, ON_FOOT] > 0.0:
+            state[a, ACCELERATION] = _walk(meta, numbers, stops, signals, cycle, yellow, state, around, a, time_s)
+        else:
+            state[a, ACCELERATION] = _drive(
+                paths, meta, numbers, stops, signals, cycle, yellow, state, leaders, around, a, step, time_s
+            )
+
+
+@kernel
+def _look_around(bank, slots, i, ego, around):
+    """Everybody whom agents may meet, as rows [A+1,8]; the last is the ego, absent ones are far away."""
+    scene = slots.scene[i]
+    first, count = bank.rows[scene, ACTOR], bank.rows[scene, ACTOR_N]
+    for a in range(count):
+        actor, size, row = slots.actors[i, a], bank.sizes[first + a], around[a]
+        row[X] = actor[0] if slots.present[i, a] else 1e9
+        row[Y], row[COS], row[SIN], row[PACE] = actor[1], math.cos(actor[2]), math.sin(actor[2]), actor[3]
+        row[LONG], row[WIDE] = size[0], size[1]
+        row[ON_FOOT] = 1.0 if bank.actors[first + a, 3] == PEDESTRIAN else 0.0
+    number, row = bank.numbers[scene], around[count]
+    row[COS], row[SIN], row[PACE] = math.cos(ego[2]), math.sin(ego[2]), ego[3]
+    row[X] = ego[0] + number[CENTRE_OFFSET] * row[COS]
+    row[Y] = ego[1] + number[CENTRE_OFFSET] * row[SIN]
+    row[LONG], row[WIDE], row[ON_FOOT] = number[LENGTH], number[WIDTH], 0.0
 
 
 @kernel
@@ -155,244 +191,207 @@ def _replay(bank, slots, i, scene, step):
 @kernel
 def _idm(speed, desired, gap, closing):
     """Acceleration m/s2 of the intelligent driver model; `closing` > 0 comes nearer."""
-    wanted = STANDSTILL_M + max(
-        speed * HEADWAY_S + speed * closing / (2.0 * math.sqrt(ACCELERATE_MPS2 * BRAKE_MPS2)), 0.0
-    )
-    free = (speed / max(desired, 0.1)) ** 4
+    wanted = STANDSTILL_M + max(speed * HEADWAY_S + speed * closing / COMFORT_MPS2, 0.0)
+    free = speed / max(desired, 0.1)
+    free *= free
     near = wanted / max(gap, 0.1)
-    return min(max(ACCELERATE_MPS2 * (1.0 - free - near * near), HARDEST_MPS2), ACCELERATE_MPS2)
+    return min(max(ACCELERATE_MPS2 * (1.0 - free * free - near * near), HARDEST_MPS2), ACCELERATE_MPS2)
 
 
 @kernel
-def _other(bank, slots, i, first, o, ego):
-    """Box of a road user: x, y, yaw, speed, length, width; the ego has the index EGO."""
-    if o == EGO:
-        return ego[0], ego[1], ego[2], ego[3], ego[4], ego[5]
-    actor, size = slots.actors[i, o], bank.sizes[first + o]
-    return actor[0], actor[1], actor[2], actor[3], size[0], size[1]
+def _gap(paths, first, last, arc, offset, around, a, o, dx, dy):
+    """Free distance m along a path to the box of `o`, taken to be `dx, dy` away from `a`; 1e9 if out of the corridor.
 
-
-@kernel
-def _gap(bank, agent, arc, offset, me, length, width, x, y, yaw, other_length, other_width):
-    """Free distance m along a path to a box, 1e9 where it is not in the corridor, behind, or out of sight."""
-    cos, sin = math.cos(me[2]), math.sin(me[2])
-    along = (x - me[0]) * cos + (y - me[1]) * sin
-    if along < 0.0 or along > SIGHT_M:
+    The path is paths[first:first + last + 2]. Scalars are read one by one: a view of a row costs more than the test.
+    """
+    cos, sin = around[a, COS], around[a, SIN]
+    along = dx * cos + dy * sin
+    across = dy * cos - dx * sin
+    # A path turns by 45 degrees at most between here and there.
+    if along < 0.0 or along > SIGHT_M or abs(across) > along + 4.0:
         return 1e9
-    row = bank.agents[agent]
-    last = row[PATH_N] - 2
+    x, y = around[a, X] + dx, around[a, Y] + dy
     k = min(int(arc + along), last)
     # The straight guess falls short on bends: once more from there.
-    for _ in range(2):
-        p = bank.paths[row[PATH] + k]
-        k = min(max(int(k + (x - p[0]) * math.cos(p[2]) + (y - p[1]) * math.sin(p[2])), 0), last)
-    p = bank.paths[row[PATH] + k]
-    cos, sin = math.cos(p[2]), math.sin(p[2])
-    lateral = (y - p[1]) * cos - (x - p[0]) * sin - offset
-    turn = yaw - p[2]
-    c, s = abs(math.cos(turn)), abs(math.sin(turn))
-    if abs(lateral) > (width + other_length * s + other_width * c) / 2.0 + SIDE_MARGIN_M:
+    p = first + k
+    k = min(max(int(k + (x - paths[p, 0]) * paths[p, 4] + (y - paths[p, 1]) * paths[p, 5]), 0), last)
+    p = first + k
+    cos, sin = paths[p, 4], paths[p, 5]
+    ex, ey = x - paths[p, 0], y - paths[p, 1]
+    lateral = ey * cos - ex * sin - offset
+    c = abs(around[o, COS] * cos + around[o, SIN] * sin)
+    s = abs(around[o, SIN] * cos - around[o, COS] * sin)
+    if abs(lateral) > (around[a, WIDE] + around[o, LONG] * s + around[o, WIDE] * c) / 2.0 + SIDE_MARGIN_M:
         return 1e9
-    beyond = (x - p[0]) * cos + (y - p[1]) * sin
-    ahead = k + beyond - arc
+    ahead = k + ex * cos + ey * sin - arc
     if ahead <= 0.0:
         return 1e9
-    return max(ahead - (length + other_length * c + other_width * s) / 2.0, 0.01)
+    return max(ahead - (around[a, LONG] + around[o, LONG] * c + around[o, WIDE] * s) / 2.0, 0.01)
 
 
 @kernel
-def _search(bank, slots, i, a, ego, offset):
-    """Nearest road user in the corridor at `offset` m left of an agent's path: (index, gap m, its speed along m/s)."""
-    scene = slots.scene[i]
-    first, count = bank.rows[scene, ACTOR], bank.rows[scene, ACTOR_N]
-    me, size, arc = slots.actors[i, a], bank.sizes[first + a], slots.agents[i, a, ARC]
-    best, leader, pace = 1e9, NOBODY, 0.0
-    for n in range(count + 1):
-        o = n if n < count else EGO
-        if o == a or (o != EGO and not slots.present[i, o]):
+def _search(paths, first, last, a, arc, offset, around):
+    """Nearest road user in the corridor `offset` m left of an agent's path: (row of around, gap m)."""
+    mx, my = around[a, X], around[a, Y]
+    best, leader = 1e9, NOBODY
+    for o in range(len(around)):
+        dx, dy = around[o, X] - mx, around[o, Y] - my
+        if abs(dx) > SIGHT_M or abs(dy) > SIGHT_M or o == a:
             continue
-        x, y, yaw, speed, length, width = _other(bank, slots, i, first, o, ego)
-        dx, dy = x - me[0], y - me[1]
-        if abs(dx) > SIGHT_M or abs(dy) > SIGHT_M:
-            continue
-        gap = _gap(bank, first + a, arc, offset, me, size[0], size[1], x, y, yaw, length, width)
-        if o != EGO and gap >= 1e9 and bank.actors[first + o, 3] == PEDESTRIAN and speed > 0.3:
+        gap = _gap(paths, first, last, arc, offset, around, a, o, dx, dy)
+        if gap >= 1e9 and around[o, ON_FOOT] * around[o, PACE] > 0.3:
             # Somebody about to step into the corridor.
-            gap = _gap(
-                bank,
-                first + a,
-                arc,
-                offset,
-                me,
-                size[0],
-                size[1],
-                x + 1.5 * speed * math.cos(yaw),
-                y + 1.5 * speed * math.sin(yaw),
-                yaw,
-                length,
-                width,
-            )
+            reach = 1.5 * around[o, PACE]
+            dx, dy = dx + reach * around[o, COS], dy + reach * around[o, SIN]
+            gap = _gap(paths, first, last, arc, offset, around, a, o, dx, dy)
         if gap < best:
-            best, leader, pace = gap, o, speed * math.cos(yaw - me[2])
-    return leader, best, pace
+            best, leader = gap, o
+    return leader, best
 
 
 @kernel
-def _drive(bank, slots, i, a, ego, time_s):
+def _pace_along(around, a, o):
+    """Speed m/s of `o` in the direction of `a`."""
+    return around[o, PACE] * (around[a, COS] * around[o, COS] + around[a, SIN] * around[o, SIN])
+
+
+@kernel
+def _drive(paths, meta, numbers, stops, signals, cycle, yellow, state, leaders, around, a, step, time_s):
     """Acceleration m/s2 of a driving agent."""
-    scene, step = slots.scene[i], slots.step[i]
-    first = bank.rows[scene, ACTOR]
-    state, me = slots.agents[i, a], slots.actors[i, a]
-    row, size = bank.agents[first + a], bank.sizes[first + a]
-    desired = bank.agent_numbers[first + a, DESIRED]
+    desired = numbers[a, DESIRED]
     if desired <= 0.0:
         return 0.0
+    first, last = meta[a, PATH], meta[a, PATH_N] - 2
+    arc, speed, offset, target = state[a, ARC], state[a, SPEED], state[a, OFFSET], state[a, OFFSET_TARGET]
     bend = 0.0
     for d in range(0, 20, 4):
-        k = min(int(state[ARC]) + d, row[PATH_N] - 1)
-        bend = max(bend, abs(bank.paths[row[PATH] + k, 3]))
-    desired = min(desired, math.sqrt(BEND_MPS2 / max(bend, 1e-4)))
-    leader, gap, pace = slots.leader[i, a], 1e9, 0.0
-    if leader == NOBODY or (step + a) % SEARCH_EVERY == 0 or (leader != EGO and not slots.present[i, leader]):
-        leader, gap, pace = _search(bank, slots, i, a, ego, state[OFFSET_TARGET])
-        if state[OFFSET] != state[OFFSET_TARGET]:
+        bend = max(bend, abs(paths[first + min(int(arc) + d, last), 3]))
+    if bend * desired * desired > BEND_MPS2:
+        desired = math.sqrt(BEND_MPS2 / bend)
+    leader, gap, pace = leaders[a], 1e9, 0.0
+    if (step + a) % SEARCH_EVERY == 0:
+        leader, gap = _search(paths, first, last, a, arc, target, around)
+        if offset != target:
             # Between lanes both count.
-            here, near, slow = _search(bank, slots, i, a, ego, state[OFFSET])
+            here, near = _search(paths, first, last, a, arc, offset, around)
             if near < gap:
-                leader, gap, pace = here, near, slow
-        slots.leader[i, a] = leader
+                leader, gap = here, near
+        leaders[a] = leader
     elif leader != NOBODY:
-        x, y, yaw, speed, length, width = _other(bank, slots, i, first, leader, ego)
-        offset = state[OFFSET_TARGET]
-        gap = _gap(bank, first + a, state[ARC], offset, me, size[0], size[1], x, y, yaw, length, width)
-        pace = speed * math.cos(yaw - me[2])
-    answer = _idm(state[SPEED], desired, gap, state[SPEED] - pace)
-    if row[LANES_LEFT] + row[LANES_RIGHT] > 0 and (step + 3 * a) % 10 == 0 and state[OFFSET] == state[OFFSET_TARGET]:
-        _consider_lane(bank, slots, i, a, ego, desired, answer)
-    stop = _stop_distance(bank, slots, i, a, ego, time_s)
-    if stop < 1e9:
-        answer = min(answer, _idm(state[SPEED], desired, max(stop + STANDSTILL_M - 0.5, 0.1), state[SPEED]))
+        dx, dy = around[leader, X] - around[a, X], around[leader, Y] - around[a, Y]
+        gap = _gap(paths, first, last, arc, target, around, a, leader, dx, dy)
+    if leader != NOBODY:
+        pace = _pace_along(around, a, leader)
+    answer = _idm(speed, desired, gap, speed - pace)
+    free = meta[a, LANES_LEFT] + meta[a, LANES_RIGHT] > 0
+    if free and (step + 3 * a) % 10 == 0 and offset == target:
+        _consider_lane(paths, meta, numbers, state, around, a, desired, answer)
+    if int(state[a, NEXT_STOP]) < meta[a, STOP_N]:
+        stop = _stop_distance(meta, stops, signals, cycle, yellow, state, around, a, time_s)
+        if stop < 1e9:
+            answer = min(answer, _idm(speed, desired, max(stop + STANDSTILL_M - 0.5, 0.1), speed))
     return answer
 
 
 @kernel
-def _stop_distance(bank, slots, i, a, ego, time_s):
+def _stop_distance(meta, stops, signals, cycle, yellow, state, around, a, time_s):
     """Distance m from an agent's front to the next place where it has to wait now; 1e9 for none."""
-    scene = slots.scene[i]
-    first = bank.rows[scene, ACTOR]
-    state, row, size = slots.agents[i, a], bank.agents[first + a], bank.sizes[first + a]
-    while int(state[NEXT_STOP]) < row[STOP_N]:
-        stop = bank.stops[row[STOP] + int(state[NEXT_STOP])]
-        ahead = stop[STOP_ARC] - state[ARC] - size[0] / 2.0
-        if ahead > -1.0:
-            break
-        state[NEXT_STOP] += 1.0
-        state[WAITED] = 0.0
-    if int(state[NEXT_STOP]) >= row[STOP_N]:
+    front = state[a, ARC] + around[a, LONG] / 2.0
+    first, count, k = meta[a, STOP], meta[a, STOP_N], int(state[a, NEXT_STOP])
+    while k < count and stops[first + k, STOP_ARC] - front <= -1.0:
+        k += 1
+        state[a, NEXT_STOP], state[a, WAITED] = k, 0.0
+    if k >= count:
         return 1e9
-    stop = bank.stops[row[STOP] + int(state[NEXT_STOP])]
-    ahead = stop[STOP_ARC] - state[ARC] - size[0] / 2.0
-    needed = state[SPEED] * state[SPEED] / (2.0 * 4.0)
+    ahead = stops[first + k, STOP_ARC] - front
+    speed = state[a, SPEED]
+    needed = speed * speed / (2.0 * 4.0)
     if ahead > SIGHT_M or needed > ahead + 1.0:
         return 1e9
-    if stop[STOP_GROUP] >= 0.0:
-        colour = signal_state(bank, scene, int(stop[STOP_GROUP]), time_s)
+    group = int(stops[first + k, STOP_GROUP])
+    if group >= 0:
+        colour = _colour(signals[group, 0], signals[group, 1], cycle, yellow, time_s)
         if colour == RED or (colour == YELLOW and needed < ahead):
             return max(ahead, 0.1)
-    if not math.isnan(stop[STOP_X]) and ahead < 25.0:
-        if state[SPEED] < 0.5 and ahead < 4.0:
-            state[WAITED] += STEP_S
-        if _somebody_first(bank, slots, i, a, ego, stop, ahead):
+    if ahead < 25.0 and not math.isnan(stops[first + k, STOP_X]):
+        if speed < 0.5 and ahead < 4.0:
+            state[a, WAITED] += STEP_S
+        if _somebody_first(state, around, a, stops[first + k, STOP_X], stops[first + k, STOP_Y]):
             return max(ahead, 0.1)
     return 1e9
 
 
 @kernel
-def _somebody_first(bank, slots, i, a, ego, stop, ahead):
-    """Whether traffic on another path reaches the conflict before this agent has cleared it."""
-    scene = slots.scene[i]
-    first, count = bank.rows[scene, ACTOR], bank.rows[scene, ACTOR_N]
-    me, state, size = slots.actors[i, a], slots.agents[i, a], bank.sizes[first + a]
-    to_clear = ahead + size[0] + math.hypot(stop[STOP_X] - me[0], stop[STOP_Y] - me[1]) - max(ahead, 0.0)
-    clear_s = to_clear / max(state[SPEED], 4.0) + 1.0
-    if state[WAITED] > PATIENCE_S:
+def _somebody_first(state, around, a, x, y):
+    """Whether traffic on another path reaches the conflict at x, y before this agent has cleared it."""
+    to_clear = around[a, LONG] + math.hypot(x - around[a, X], y - around[a, Y])
+    clear_s = to_clear / max(around[a, PACE], 4.0) + 1.0
+    if state[a, WAITED] > PATIENCE_S:
         clear_s = min(clear_s, 1.5)
-    for n in range(count + 1):
-        o = n if n < count else EGO
-        if o == a or (o != EGO and not slots.present[i, o]):
+    for o in range(len(around)):
+        dx, dy = x - around[o, X], y - around[o, Y]
+        if abs(dx) > 70.0 or abs(dy) > 70.0 or o == a:
             continue
-        x, y, yaw, speed, _, _ = _other(bank, slots, i, first, o, ego)
-        dx, dy = stop[STOP_X] - x, stop[STOP_Y] - y
+        if around[o, COS] * around[a, COS] + around[o, SIN] * around[a, SIN] > 0.8:
+            continue
         away = math.hypot(dx, dy)
-        if away > 70.0 or math.cos(yaw - me[2]) > 0.8:
-            continue
         if away < 3.5:
             return True
-        toward = (dx * math.cos(yaw) + dy * math.sin(yaw)) / away
-        if speed > 0.5 and toward > 0.8 and away / speed < clear_s:
+        toward = dx * around[o, COS] + dy * around[o, SIN]
+        if around[o, PACE] > 0.5 and toward > 0.8 * away and away < clear_s * around[o, PACE]:
             return True
     return False
 
 
 @kernel
-def _consider_lane(bank, slots, i, a, ego, desired, now):
+def _consider_lane(paths, meta, numbers, state, around, a, desired, now):
     """Start a lane change if it gains 0.4 m/s2 or more and leaves whoever is behind there enough room."""
-    scene = slots.scene[i]
-    first, count = bank.rows[scene, ACTOR], bank.rows[scene, ACTOR_N]
-    state, row, me = slots.agents[i, a], bank.agents[first + a], slots.actors[i, a]
-    width, size = bank.agent_numbers[first + a, LANE_WIDTH], bank.sizes[first + a]
+    first, last, width = meta[a, PATH], meta[a, PATH_N] - 2, numbers[a, LANE_WIDTH]
+    arc, speed, offset = state[a, ARC], state[a, SPEED], state[a, OFFSET]
     best, target = now + 0.4, 0.0
     for side in (1, -1):
-        lane = state[LANE] + side
-        if lane > row[LANES_LEFT] or -lane > row[LANES_RIGHT]:
+        lane = state[a, LANE] + side
+        if lane > meta[a, LANES_LEFT] or -lane > meta[a, LANES_RIGHT]:
             continue
-        offset = state[OFFSET] + side * width
-        _, gap, pace = _search(bank, slots, i, a, ego, offset)
-        gain = _idm(state[SPEED], desired, gap, state[SPEED] - pace)
-        if gain <= best or gap < 6.0 + 0.5 * state[SPEED]:
+        leader, gap = _search(paths, first, last, a, arc, offset + side * width, around)
+        pace = _pace_along(around, a, leader) if leader != NOBODY else 0.0
+        gain = _idm(speed, desired, gap, speed - pace)
+        if gain <= best or gap < 6.0 + 0.5 * speed:
             continue
         room = True
-        cos, sin = math.cos(me[2]), math.sin(me[2])
-        for n in range(count + 1):
-            o = n if n < count else EGO
-            if o == a or (o != EGO and not slots.present[i, o]):
+        for o in range(len(around)):
+            dx, dy = around[o, X] - around[a, X], around[o, Y] - around[a, Y]
+            along = dx * around[a, COS] + dy * around[a, SIN]
+            across = dy * around[a, COS] - dx * around[a, SIN]
+            reach = (around[o, LONG] + around[a, LONG]) / 2.0
+            if o == a or abs(across - side * width) > 1.9 or along > reach or _pace_along(around, a, o) < 0.0:
                 continue
-            x, y, yaw, speed, length, _ = _other(bank, slots, i, first, o, ego)
-            along = (x - me[0]) * cos + (y - me[1]) * sin
-            lateral = (y - me[1]) * cos - (x - me[0]) * sin
-            reach = (length + size[0]) / 2.0
-            if abs(lateral - side * width) > 1.9 or along > reach or math.cos(yaw - me[2]) < 0.5:
-                continue
-            if -along < reach + 3.0 + max(speed - state[SPEED], 0.0) * 2.5 + 0.3 * speed:
+            pace = around[o, PACE]
+            if -along < reach + 3.0 + max(pace - speed, 0.0) * 2.5 + 0.3 * pace:
                 room = False
         if room:
             best, target = gain, float(side)
     if target != 0.0:
-        state[LANE] += target
-        state[OFFSET_TARGET] = state[OFFSET] + target * width
+        state[a, LANE] += target
+        state[a, OFFSET_TARGET] = offset + target * width
 
 
 @kernel
-def _walk(bank, slots, i, a, ego, time_s):
+def _walk(meta, numbers, stops, signals, cycle, yellow, state, around, a, time_s):
     """Acceleration m/s2 of somebody on foot: to the desired pace; at the kerb perhaps waits for a gap or for green."""
-    scene = slots.scene[i]
-    first = bank.rows[scene, ACTOR]
-    state, row = slots.agents[i, a], bank.agents[first + a]
-    pace = bank.agent_numbers[first + a, DESIRED]
-    while int(state[NEXT_STOP]) < row[STOP_N] and (
-        bank.stops[row[STOP] + int(state[NEXT_STOP]), STOP_ARC] < state[ARC] - 0.3
-    ):
-        state[NEXT_STOP] += 1.0
-    if int(state[NEXT_STOP]) < row[STOP_N]:
-        stop = bank.stops[row[STOP] + int(state[NEXT_STOP])]
-        ahead = stop[STOP_ARC] - state[ARC]
-        if ahead < 1.0:
-            wait = stop[STOP_GROUP] >= 0.0 and signal_state(bank, scene, int(stop[STOP_GROUP]), time_s) != GREEN
-            if not wait and row[YIELDS] != 0 and not math.isnan(stop[STOP_X]):
-                wait = _somebody_first(bank, slots, i, a, ego, stop, ahead)
-            if wait:
-                pace = 0.0
-    return min(max((pace - state[SPEED]) / 0.3, -4.0), 2.0)
+    pace = numbers[a, DESIRED]
+    first, count, k = meta[a, STOP], meta[a, STOP_N], int(state[a, NEXT_STOP])
+    while k < count and stops[first + k, STOP_ARC] < state[a, ARC] - 0.3:
+        k += 1
+        state[a, NEXT_STOP] = k
+    if k < count and stops[first + k, STOP_ARC] - state[a, ARC] < 1.0:
+        group, x, y = int(stops[first + k, STOP_GROUP]), stops[first + k, STOP_X], stops[first + k, STOP_Y]
+        wait = group >= 0 and _colour(signals[group, 0], signals[group, 1], cycle, yellow, time_s) != GREEN
+        if not wait and meta[a, YIELDS] != 0 and not math.isnan(x):
+            wait = _somebody_first(state, around, a, x, y)
+        if wait:
+            pace = 0.0
+    return min(max((pace - state[a, SPEED]) / 0.3, -4.0), 2.0)
 
 
 @kernel
