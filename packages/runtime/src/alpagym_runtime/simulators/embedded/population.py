@@ -6,7 +6,7 @@ Nobody overlaps anybody at the start, the ego has room, and a vehicle begins slo
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -39,8 +39,20 @@ MOST_MOVING = 40
 LONGEST_M = 12.0
 """Length of the longest vehicle."""
 
+SLOW_LEADER_SHARE = {
+    "multilane": 0.45,
+    "curve": 0.25,
+    "crosswalk": 0.2,
+    "lane_drop": 0.2,
+    "parked_street": 0.25,
+    "priority_crossing": 0.25,
+}
+
 BRAKE_MPS2 = 2.0
 GAP_M = 2.5
+WIDEST_ROAD_M = 18.0
+"""Nobody crosses more than this without a crossing; a junction's middle is wider."""
+
 ON_ROUTE_M = 1.8
 WALKWAY_M = 1.4
 
@@ -80,6 +92,7 @@ class Population:
         self.agents: list[Agent] = []
         self._boxes = ego.room
         self._paths: dict[tuple[int, ...], Path] = {}
+        self._ways_across: list[shapely.LineString] = []
 
     def add(self, agent: Agent, margin_m: float = 0.3) -> bool:
         """Add an agent unless it would be too near to another one or to the ego; whether it was added."""
@@ -103,9 +116,11 @@ class Population:
             self._queue()
         if self.kind == "curve" and self.rng.uniform() < 0.3:
             self._standing_car()
+        if self.rng.uniform() < SLOW_LEADER_SHARE.get(self.kind, 0.0):
+            self._slow_leader()
         for crossing in self.plan.crossings:
-            for _ in range(int(self.rng.integers(0, 4))):
-                self._crossing_person(crossing)
+            for place in self.rng.permutation(4)[: self.rng.integers(0, 4)]:
+                self._crossing_person(crossing, int(place))
         if self.kind in ("curve", "parked_street", "priority_crossing"):
             for _ in range(int(self.rng.integers(0, 3))):
                 self._jaywalker()
@@ -274,12 +289,12 @@ class Population:
         pace, arc = float(self.rng.uniform(0.9, 1.7)), float(self.rng.choice(near))
         keep = (arcs > arc - 5.0) & (arcs < arc + 1.7 * SCENE_S + 10.0)
         shift = float(arcs[keep][0])
-        lateral = float(self.rng.uniform(-0.6, 0.6))
+        lateral = -float(self.rng.uniform(0.1, 0.8))
         self.add(Agent(points[keep].copy(), arc - shift, pace, pace, PEDESTRIAN, 0.6, 0.6, lateral))
 
-    def _crossing_person(self, crossing: Crossing) -> None:
-        """Someone on the way to a crossing, waiting at it, or on it."""
-        line = crossing.line if self.rng.uniform() < 0.5 else crossing.line[::-1]
+    def _crossing_person(self, crossing: Crossing, place: int) -> None:
+        """Someone on the way to a crossing or waiting at it; `place` 0 to 3 is a direction and a track of their own."""
+        line = crossing.line if place < 2 else crossing.line[::-1]
         pace = float(self.rng.uniform(0.9, 1.9))
         path, kerb = _way_across(line, float(self.rng.uniform(0.0, 9.0)), outward=_outward(crossing))
         free = crossing.signal_group < 0
@@ -290,8 +305,9 @@ class Population:
             arc = float(self.rng.uniform(max(before - 8.0, 0.0), before))
         else:
             arc = float(self.rng.uniform(0.0, before))
-        lateral = float(self.rng.uniform(-1.0, 1.0))
-        yields = bool(free and self.rng.uniform() < 0.6)
+        # Everybody keeps to the right.
+        lateral = -0.4 - 0.75 * (place % 2)
+        yields = bool(free and self.rng.uniform() < 0.85)
         self.add(Agent(path, arc, pace, pace, PEDESTRIAN, 0.6, 0.6, lateral, stops=(stop,), yields_to_cars=yields))
 
     def _jaywalker(self) -> None:
@@ -304,16 +320,29 @@ class Population:
         x, y, yaw = at_arc(self.ego.path.points, arc_m)
         left = np.array([-math.sin(yaw), math.cos(yaw)])
         right_m, left_m = self._kerbs(np.array([x, y]), left)
+        if right_m + left_m > WIDEST_ROAD_M:
+            return False
         line = np.array([x, y]) + np.array([[-right_m], [left_m]]) * left
+        way = shapely.LineString(line)
+        if any(agent.desired_speed_mps == 0.0 and self._blocks(agent, way) for agent in self.agents):
+            return False
         if self.rng.uniform() < 0.4:
             line = line[::-1]
         pace = float(self.rng.uniform(1.1, 2.2))
         path, kerb = _way_across(line, max(pace * after_s, 0.0), outward=np.array([math.cos(yaw), math.sin(yaw)]))
         stop = Stop(kerb, -1, (float(x), float(y)))
         arc = max(kerb - 0.3 - pace * after_s, 0.0)
-        return self.add(
-            Agent(path, arc, pace, pace, PEDESTRIAN, 0.6, 0.6, stops=(stop,) if yields else (), yields_to_cars=yields)
-        )
+        stops = (stop,) if yields else ()
+        person = Agent(path, arc, pace, pace, PEDESTRIAN, 0.6, 0.6, stops=stops, yields_to_cars=yields)
+        if not self.add(person):
+            return False
+        self._ways_across.append(way)
+        return True
+
+    def _blocks(self, agent: Agent, way: shapely.LineString) -> bool:
+        """Whether a standing vehicle stands in somebody's way."""
+        x, y, _, length, width = start_box(agent)
+        return bool(way.distance(shapely.Point(x, y)) < math.hypot(length, width) / 2.0 + 0.4)
 
     def _kerbs(self, point: Float, left: Float) -> tuple[float, float]:
         """Distances from a point of the road to the kerbs on its right and left."""
@@ -343,7 +372,7 @@ class Population:
             arc = self.ego.start_m - 25.0 + float(self.rng.uniform(0.0, 8.0))
             while arc < self.ego.handover_m + 120.0:
                 length, width = float(self.rng.uniform(4.0, 5.0)), float(self.rng.uniform(1.7, 1.95))
-                inward = float(self.rng.uniform(0.2, 0.9)) if self.rng.uniform() < 0.15 else 0.0
+                inward = float(self.rng.uniform(0.4, 1.7)) if self.rng.uniform() < 0.18 else 0.0
                 place = left - math.copysign(inward, left) + float(self.rng.uniform(-0.1, 0.1))
                 if self.rng.uniform() < share:
                     strip = offset(line, place)[:, :2]
@@ -355,7 +384,8 @@ class Population:
         arcs = arc_lengths(points)
         at = arcs[-1] - arc_m if backwards else arc_m
         near = (arcs > at - 5.0) & (arcs < at + 5.0)
-        return self.add(Agent(points[near].copy(), float(at - arcs[near][0]), 0.0, 0.0, CAR, length, width), 0.25)
+        agent = Agent(points[near].copy(), float(at - arcs[near][0]), 0.0, 0.0, CAR, length, width)
+        return not any(self._blocks(agent, way) for way in self._ways_across) and self.add(agent, 0.25)
 
     def _standing_car(self) -> None:
         """A car that stands at the right edge of the ego's lane."""
@@ -363,6 +393,15 @@ class Population:
         arc = self.ego.handover_m + float(self.rng.uniform(30.0, 80.0))
         aside = offset(with_yaw(path.points), -float(self.rng.uniform(0.9, 1.15)))[:, :2]
         self._stand(aside, arc, float(self.rng.uniform(4.0, 4.8)), float(self.rng.uniform(1.7, 1.85)))
+
+    def _slow_leader(self) -> None:
+        """A vehicle in front of the ego that is much slower."""
+        kind, length, width = self._size()
+        pace = self.ego.speed_mps * float(self.rng.uniform(0.3, 0.65))
+        at = self.ego.start_m + 16.0 + 1.2 * self.ego.speed_mps + float(self.rng.uniform(0.0, 25.0))
+        leader = self._on_path(self.ego.path, at, pace, pace, kind, length, width)
+        if self._fits_ego(leader):
+            self.add(replace(leader, lanes_left=0, lanes_right=0))
 
     def _queue(self) -> None:
         """A slow queue on every lane of the ego's direction; its heads set the pace."""
@@ -410,12 +449,16 @@ class Population:
         return self._across_route(arc, max(arrival_s - float(self.rng.uniform(1.2, 2.6)), 0.3), yields=False)
 
     def _sudden_stop(self) -> bool:
-        """A car in front that runs into standing traffic."""
+        """A car in front that runs into standing or crawling traffic."""
         ego = self.ego
         gap = 9.0 + 0.9 * ego.speed_mps + float(self.rng.uniform(0.0, 6.0))
         leader_m = ego.start_m + gap + 6.0
         clear = leader_m + 8.0 + ego.speed_mps**2 / (2.0 * 3.5) + ego.speed_mps * float(self.rng.uniform(1.0, 3.0))
-        added = self._stand(ego.path.points, clear, 4.6, 1.85)
+        if self.rng.uniform() < 0.5:
+            added = self._stand(ego.path.points, clear, 4.6, 1.85)
+        else:
+            pace = float(self.rng.uniform(0.7, 2.5))
+            added = self.add(self._on_path(ego.path, clear, pace, pace, CAR, 4.6, 1.85))
         leader = self._on_path(ego.path, leader_m, ego.speed_mps, ego.speed_mps * 1.1, CAR, 4.6, 1.85)
         return self.add(leader, 0.5) or added
 

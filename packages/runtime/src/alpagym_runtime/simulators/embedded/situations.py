@@ -59,7 +59,7 @@ SPACING_M = {
     "parked_street": 48.0,
     "crossing3": 42.0,
     "crossing4": 44.0,
-    "priority_crossing": 42.0,
+    "priority_crossing": 36.0,
     "roundabout": 36.0,
 }
 """Mean distance between vehicles on a lane."""
@@ -184,7 +184,7 @@ def _ego(plan: RoadPlan, rng: np.random.Generator) -> tuple[Path, float, float, 
     handover_m = choice.focus_m - float(rng.uniform(low, high))
     speed = limit * float(rng.uniform(0.7, 1.0))
     if plan.kind == "stop_and_go":
-        speed = float(rng.uniform(1.0, 5.5))
+        speed = float(rng.uniform(2.0, 7.0))
     speed = min(speed, path.speed_for_bends(handover_m))
     for stop in path.stops:
         if stop.arc_m > handover_m:

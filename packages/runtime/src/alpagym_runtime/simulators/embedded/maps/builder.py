@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -203,9 +204,13 @@ class MapBuilder:
             self.paint(offset(line, left), "edge")
         self.roadsides += [(line, -(right + side)), (line, left + side)]
         if walkways:
-            self.walkways += [offset(line, -(right + side + WALKWAY_FROM_EDGE_M))[:, :2]]
-            self.walkways += [offset(line, left + side + WALKWAY_FROM_EDGE_M)[:, :2]]
+            self.walkway(line, -(right + side))
+            self.walkway(line, left + side)
         return road
+
+    def walkway(self, line: Float, kerb_m: float) -> None:
+        """People walk along a line, beside a kerb `kerb_m` left of it (negative: right)."""
+        self.walkways.append(offset(line, kerb_m + math.copysign(WALKWAY_FROM_EDGE_M, kerb_m))[:, :2])
 
     def neighbours(self, ids: tuple[int, ...]) -> None:
         """Lanes from left to right, between which traffic may change."""

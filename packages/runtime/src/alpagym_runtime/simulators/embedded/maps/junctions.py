@@ -255,7 +255,8 @@ def roundabout(rng: np.random.Generator, dressing: np.random.Generator) -> RoadP
         outward = offset(line[:1], -LANE_WIDTH_M / 2.0)[0]
         entries.append(builder.lane(quintic(inward, ring_in, 0.0, 1.0 / radius), "turn", speed_limit_mps=8.0))
         exits.append(builder.lane(quintic(ring_out, outward, 1.0 / radius, 0.0), "turn", speed_limit_mps=8.0))
-        builder.crossing(road, 4.0)
+        # A car that waits to enter stands before the zebra, not on it.
+        builder.crossing(road, 8.0)
     for k in range(count):
         after = (k + 1) % count
         builder.join(arms[k].backward[0], entries[k])

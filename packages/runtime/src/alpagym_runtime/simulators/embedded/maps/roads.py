@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -153,7 +155,9 @@ def _with_side_lane(
     """
     first, last = round(begin_m / STEP_M), round(end_m / STEP_M)
     tapered = last + round(TAPER_S * limit_mps / STEP_M)
-    before = builder.road(line[: tapered + 1], staying, opposite, speed_limit_mps=limit_mps, edges=False)
+    before = builder.road(
+        line[: tapered + 1], staying, opposite, speed_limit_mps=limit_mps, edges=False, walkways=False
+    )
     after = builder.road(line[tapered:], staying, opposite, speed_limit_mps=limit_mps)
     for k in range(staying):
         builder.join(before.forward[k], after.forward[k])
@@ -184,7 +188,10 @@ def _with_side_lane(
     builder.paint(offset(taper_line, side * LANE_WIDTH_M / 2.0), "edge")
     other = -before.right_m if side > 0.0 else before.left_m
     builder.paint(offset(line[: tapered + 1], other), "edge")
-    builder.roadsides.append((line[first : tapered + 1], edge + side * (LANE_WIDTH_M + SHOULDER_M)))
+    kerb = edge + side * (LANE_WIDTH_M + SHOULDER_M)
+    builder.roadsides.append((line[first : tapered + 1], kerb))
+    builder.walkway(line[first : last + 1], kerb)
+    builder.walkway(line[: tapered + 1], other + math.copysign(SHOULDER_M, other - edge))
     return before, after, (lane, taper)
 
 
