@@ -309,12 +309,8 @@ class _Episode:
                 continue
             times, poses = plan
             counted = (times <= step * STEP_US + FORESIGHT_US) & (times <= self.steps[-1] * STEP_US)
-            sizes = np.tile(self.record.size, (int(counted.sum()), 1))
-            ego = rounded_boxes(self._centres(poses[counted]), sizes)
-            out[m] = any(
-                shapely.intersects(box, self._others_at(int(time))).any()
-                for time, box in zip(times[counted], ego, strict=True)
-            )
+            ego = self._centres(poses[counted])
+            out[m] = any(self._meets(int(time), pose) for time, pose in zip(times[counted], ego, strict=True))
         return out
 
     def progress_rel(self) -> Float:
@@ -404,17 +400,28 @@ class _Episode:
                 return times, np.column_stack([rig_to_local(plan[:, :2], pose), plan[:, 2] + pose[2]])
         return None
 
-    def _others_at(self, time_us: int) -> NDArray[Any]:
-        """Boxes of who is there at a time between samples: those of both neighbours, between their poses."""
+    def _meets(self, time_us: int, ego: Float) -> bool:
+        """Whether the ego's box, centre x, y, yaw, would meet those that are there at that time."""
+        poses, sizes = self._others_at(time_us)
+        # Boxes are drawn only for those that are near enough.
+        reach = (np.hypot(*self.record.size) + np.hypot(sizes[:, 0], sizes[:, 1])) / 2.0
+        near = np.hypot(poses[:, 0] - ego[0], poses[:, 1] - ego[1]) <= reach
+        if not near.any():
+            return False
+        box = rounded_boxes(ego[None], np.array([self.record.size]))[0]
+        return bool(shapely.intersects(box, rounded_boxes(poses[near], sizes[near])).any())
+
+    def _others_at(self, time_us: int) -> tuple[Float, Float]:
+        """Poses and sizes of who is there at a time; between two samples, of those in both, between their poses."""
         k = int(np.searchsorted(self.steps * STEP_US, time_us, side="right")) - 1
         before, after = self.record.samples[k], self.record.samples[min(k + 1, len(self.steps) - 1)]
         if after.step == before.step or time_us == before.step * STEP_US:
-            return self.others[k]
+            return before.poses, before.sizes
         part = (time_us - before.step * STEP_US) / ((after.step - before.step) * STEP_US)
         _, i, j = np.intersect1d(before.ids, after.ids, return_indices=True)
         start, end = before.poses[i], after.poses[j]
         turn = np.column_stack([end[:, :2] - start[:, :2], wrap_angle(end[:, 2] - start[:, 2])])
-        return rounded_boxes(start + part * turn, before.sizes[i])
+        return start + part * turn, before.sizes[i]
 
 
 def _area_polygon(area: Area) -> Any:
