@@ -621,7 +621,7 @@ class _Builder:
                 elif thing.name.startswith(notes.MARKING):
                     self.markings += [Marking(ring, notes.marking_kind(thing.name)) for ring in rings]
                 elif thing.kind == "crosswalk":
-                    crosswalks += [ring for ring in rings if len(ring) > 2]
+                    crosswalks += [ring for ring in rings if len(ring) > 3]
                 elif thing.kind == "building":
                     buildings += [Building(ring, thing.height_m or 6.0) for ring in rings if len(ring) > 2]
             for signal in road.signals:
@@ -704,6 +704,7 @@ def _outlines(road: Road, thing: RoadObject) -> list[Float]:
 
 
 def _rectangle(pose: tuple[float, float, float], length_m: float, width_m: float) -> Float:
-    corners = np.array([[1, 1], [-1, 1], [-1, -1], [1, -1]]) * [length_m / 2.0, width_m / 2.0]
+    """[4,2]; its first side runs across, for a crosswalk from kerb to kerb."""
+    corners = np.array([[1, 1], [1, -1], [-1, -1], [-1, 1]]) * [length_m / 2.0, width_m / 2.0]
     cos, sin = math.cos(pose[2]), math.sin(pose[2])
     return np.array(pose[:2]) + corners @ np.array([[cos, sin], [-sin, cos]])

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 
 from alpagym_runtime.errors import SceneError
 from alpagym_runtime.files import TEMPORARY_PREFIX
+from alpagym_runtime.simulators.embedded.commonroad import Skipped
 from alpagym_runtime.simulators.embedded.map_scenes import MapScenes
 from alpagym_runtime.simulators.embedded.opendrive import read_opendrive
 from alpagym_runtime.simulators.embedded.opendrive_xml import FILE_BYTES_MAX
@@ -21,14 +21,6 @@ from alpagym_runtime.simulators.embedded.scene_files import METADATA, RIG, read_
 
 SCENES_PER_MAP = 8
 KEPT_SCENES = 512
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """A file that gives nothing, and why."""
-
-    file: str
-    reason: str
 
 
 class SceneFolder:
