@@ -32,7 +32,7 @@ from alpagym_runtime.simulators.embedded.maps.lines import (
     quintic,
 )
 from alpagym_runtime.simulators.embedded.maps.paths import path_over, start_box
-from alpagym_runtime.simulators.embedded.population import PEDESTRIAN
+from alpagym_runtime.simulators.embedded.placement import PEDESTRIAN
 from alpagym_runtime.simulators.embedded.scene import STEP_US
 from alpagym_runtime.simulators.embedded.situations import (
     SUITES,

@@ -213,12 +213,13 @@ def _give_way(
 def _heads(builder: MapBuilder, arms: list[_Arm]) -> Float:
     """[H,4]: for each group of an arm one head at the stop line and one beyond the junction, right of the lanes."""
     rows = []
-    for k, arm in enumerate(arms):
+    for arm in arms:
         heading = arm.road.line[0, 2] + math.pi
-        beyond = (k + 2) % len(arms)
         near = offset(arm.road.line[:1], arm.road.left_m + SHOULDER_M + 0.8)[0, :2]
-        far = offset(arms[beyond].road.line[:1], -(arms[beyond].road.right_m + SHOULDER_M + 0.8))[0, :2]
-        if arms[beyond].axis != arm.axis or beyond == k:
+        opposite = next((other.road for other in arms if other is not arm and other.axis == arm.axis), None)
+        if opposite is not None:
+            far = offset(opposite.line[:1], -(opposite.right_m + SHOULDER_M + 0.8))[0, :2]
+        else:
             # The stem of a T looks at the far kerb.
             depth = math.hypot(*arm.road.line[0, :2]) + max(other.road.right_m for other in arms if other is not arm)
             far = near + (depth + 2.0) * np.array([math.cos(heading), math.sin(heading)])
@@ -255,6 +256,7 @@ def roundabout(rng: np.random.Generator, dressing: np.random.Generator) -> RoadP
         outward = offset(line[:1], -LANE_WIDTH_M / 2.0)[0]
         entries.append(builder.lane(quintic(inward, ring_in, 0.0, 1.0 / radius), "turn", speed_limit_mps=8.0))
         exits.append(builder.lane(quintic(ring_out, outward, 1.0 / radius, 0.0), "turn", speed_limit_mps=8.0))
+        builder.stop_line(road)
         # A car that waits to enter stands before the zebra, not on it.
         builder.crossing(road, 8.0)
     for k in range(count):
