@@ -499,7 +499,7 @@ def _moving(times: NDArray[np.int64], states: Float) -> Float:
     yaw = np.unwrap(states[:, 2])
     if len(times) == 1:
         return np.column_stack([states[:, :2], yaw, np.zeros(1)])
-    velocity = np.gradient(states[:, :2], times * 1e-6 - times[0] * 1e-6, axis=0)
+    velocity = np.gradient(states[:, :2], (times - times[0]) * 1e-6, axis=0)
     return np.column_stack([states[:, :2], yaw, velocity[:, 0] * np.cos(yaw) + velocity[:, 1] * np.sin(yaw)])
 
 
