@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from alpagym_plugins import check_range
 
 if TYPE_CHECKING:
+    from alpagym_runtime.policies.expert import Expert
     from alpagym_runtime.types import Policy, PolicySpec
 
 
@@ -98,3 +99,20 @@ class LogReplayConfig:
         from alpagym_runtime.policies.log_replay import LogReplay
 
         return LogReplay(self)
+
+
+@dataclass
+class ExpertConfig:
+    """Drives what the world's expert would: it knows the traffic's plans. For tables, never a trainee."""
+
+    def spec(self) -> PolicySpec:
+        """Reads the label target_plan_rig."""
+        from alpagym_runtime.types import PolicySpec
+
+        return PolicySpec(fields=("ego_dynamics_rig",), privileged=("target_plan_rig",))
+
+    def build(self, device: str = "cpu") -> Expert:
+        """The policy."""
+        from alpagym_runtime.policies.expert import Expert
+
+        return Expert(self)

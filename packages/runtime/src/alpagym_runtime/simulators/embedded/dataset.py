@@ -60,6 +60,30 @@ def _procedural_scene(scene_id: str) -> Scene:
     return make_scene(scene_id)
 
 
+class Roads:
+    """Whole maps with reacting traffic: `road-<suite>-<number>`; the suites' seeds are disjoint."""
+
+    skipped: Sequence[Skipped] = ()
+
+    def __init__(self, counts: dict[str, int]) -> None:
+        self._counts = counts
+
+    def ids(self, split: str) -> tuple[str, ...]:
+        """The first scenes of the suite: train | val | test | hard | bench."""
+        return tuple(f"road-{split}-{i:06d}" for i in range(self._counts[split]))
+
+    def load(self, scene_id: str) -> Scene:
+        """Any number is a scene, whatever the dataset's counts."""
+        return _road_scene(scene_id)
+
+
+@lru_cache(maxsize=2048)
+def _road_scene(scene_id: str) -> Scene:
+    from alpagym_runtime.simulators.embedded.road_scenes import make_road_scene
+
+    return make_road_scene(scene_id)
+
+
 class CommonRoad:
     """Recordings in the CommonRoad XML format."""
 
@@ -104,6 +128,9 @@ def open_source(dataset: DatasetSection) -> SceneSource:
     if dataset.source == "files":
         assert dataset.path is not None
         return Files(dataset.path)
+    if dataset.source == "road":
+        counts = {"train": dataset.train_scenes, "val": dataset.val_scenes}
+        return Roads(counts | dict.fromkeys(("test", "hard", "bench"), dataset.test_scenes))
     return Procedural({"train": dataset.train_scenes, "val": dataset.val_scenes, "test": dataset.test_scenes})
 
 

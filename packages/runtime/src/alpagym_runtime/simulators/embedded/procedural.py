@@ -269,7 +269,7 @@ def _draw(scene_id: str, attempt: int) -> Scene | None:
         vehicle=Vehicle(4.7, 1.9, 1.0, 2.8),
         speed_limit_mps=speed * float(start_rng.uniform(1.0, 1.2)),
     )
-    recorded = record(scene, HISTORY_STEPS)
+    recorded = record(scene)
     if recorded is None or np.hypot(*(recorded.ego_log[-1, :2] - recorded.ego_log[HISTORY_STEPS, :2])) < LEAST_DRIVE_M:
         return None
     return recorded
