@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -238,14 +239,13 @@ def from_mapping(data: Mapping[str, Any]) -> RunConfig:
 def load_run_config(path: Path) -> RunConfig:
     """The frozen config of a run directory or a YAML file."""
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
 
     file = path / "config.yaml" if path.is_dir() else path
     try:
         data = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
     except FileNotFoundError as err:
         raise ConfigError(f"{file} does not exist; is {path} a run directory?") from err
-    except (OmegaConfBaseException, ValueError) as err:
+    except Exception as err:  # OmegaConf passes on the errors of the YAML parser, which is no dependency of ours
         raise ConfigError(f"{file} cannot be read: {err}") from err
     if not isinstance(data, dict):
         raise ConfigError(f"{file} holds no mapping")
@@ -387,7 +387,7 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
             raise ConfigError(f"must be true or false, got {value!r}", key=key)
         return value
     if hint is int:
-        if isinstance(value, str) and value.lstrip("+-").isdigit():  # from ${oc.env:NAME}
+        if isinstance(value, str) and re.fullmatch(r"[+-]?[0-9]{1,18}", value):  # from ${oc.env:NAME}
             return int(value)
         if isinstance(value, bool) or not isinstance(value, int):
             raise ConfigError(f"must be a whole number, got {value!r}", key=key)
@@ -400,7 +400,10 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
                 raise ConfigError(f"must be a number, got {value!r}", key=key) from None
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ConfigError(f"must be a number, got {value!r}", key=key)
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError("must be a number below 1e308", key=key) from None
     raise ConfigError(f"has a type that configs cannot hold: {hint!r}", key=key)
 
 

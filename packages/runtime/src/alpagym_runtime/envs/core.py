@@ -6,6 +6,7 @@ It completes observations (privileged labels, carry), pays rewards tick by tick,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -37,7 +38,10 @@ def driving_score(measures: Mapping[str, MeasureSeries]) -> float:
     if "progress" not in measures:
         return float("nan")
     for name in ("collision_at_fault_count", "offroad_count"):
-        if name in measures and measures[name].aggregate() > 0.0:
+        count = measures[name].aggregate() if name in measures else 0.0
+        if math.isnan(count):
+            return math.nan
+        if count > 0.0:
             return 0.0
     return min(measures["progress"].aggregate() / FULL_SCORE_PROGRESS, 1.0)
 

@@ -42,7 +42,8 @@ class DrivingEnv(gymnasium.Env[dict[str, NDArray[Any]], NDArray[np.float32]]):
 
     ## Episode end
     Terminated by a collision, leaving the road, the goal, or a reward term; truncated at `horizon` ticks or where the
-    recording ends. `info` at the end holds `ended`, `driving_score`, `is_success` and the terms' sums.
+    recording ends. `info` at the end holds `ended`, `driving_score`, `is_success`, `initial_fault` (a violation that
+    was already true at the start; it is not scored) and the terms' sums.
 
     ## Arguments
     All are plain JSON values. `suite`: train | val | test. `cameras` must be empty: this world has none yet.
@@ -140,8 +141,10 @@ class DrivingEnv(gymnasium.Env[dict[str, NDArray[Any]], NDArray[np.float32]]):
         if self._core.reward_is_late:
             info["reward_is_late"] = True
         if ended != Ended.RUNNING:
-            score = batch.episodes[0].driving_score
+            episode = batch.episodes[0]
+            score = episode.driving_score
             info |= {"ended": ended.name.lower(), "driving_score": score, "is_success": bool(score >= 1.0)}
+            info["initial_fault"] = episode.initial_fault
             info["episode_terms"] = dict(self._sums)
             self._batch = None
         return observation, float(batch.rewards[0]), ended.terminated, ended.truncated, info

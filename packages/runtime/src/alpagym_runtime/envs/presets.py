@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from alpagym_runtime.errors import ConfigError
+from alpagym_plugins import check_choice
 from alpagym_runtime.run_config import RewardSection, reward_from_mapping
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
@@ -40,9 +40,6 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
 def reward_section(reward: str | Mapping[str, Any]) -> RewardSection:
     """A preset's name, or a mapping `name -> {type, scale, …}`, as a validated section."""
     if isinstance(reward, str):
-        if reward not in PRESETS:
-            raise ConfigError(
-                f"must be one of {', '.join(PRESETS)} or a mapping of terms, got {reward!r}", key="reward"
-            )
+        check_choice("reward", reward, PRESETS)
         reward = PRESETS[reward]
     return reward_from_mapping({"terms": reward})

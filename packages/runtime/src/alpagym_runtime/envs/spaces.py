@@ -43,7 +43,8 @@ def observation_space(spec: PolicySpec, flat: bool) -> spaces.Dict:
         if name in MASKS:
             parts[MASKS[name]] = spaces.MultiBinary(_rows(spec)[name])
     if not flat:
-        parts["time_us"] = spaces.Box(0, np.iinfo(np.int64).max, (), np.int64)
+        # One element: Stable-Baselines3 cannot read arrays without an axis.
+        parts["time_us"] = spaces.Box(0, np.iinfo(np.int64).max, (1,), np.int64)
     return spaces.Dict(parts)
 
 
@@ -57,7 +58,7 @@ def fit(observation: Observation, spec: PolicySpec, flat: bool, row: int) -> dic
         if name in MASKS:
             out[MASKS[name]] = observation[MASKS[name]][row].astype(np.int8)
     if not flat:
-        out["time_us"] = np.array(observation["time_us"][row], np.int64)
+        out["time_us"] = np.array(observation["time_us"][row : row + 1], np.int64)
     return out
 
 

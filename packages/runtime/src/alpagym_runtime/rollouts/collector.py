@@ -161,6 +161,8 @@ class Collector:
                 raise SimulatorError(f"{len(owner)} slots stayed silent for {self._timeout_s} s", code="TIMEOUT")
             for row, episode in batch.episodes.items():
                 slot = int(batch.tick.slots[row])
+                if slot not in owner:
+                    continue
                 index, request = owner.pop(slot)
                 free.append(slot)
                 if episode.failure is not None and self._may_retry(episode.failure, request):
@@ -170,7 +172,9 @@ class Collector:
                 done[index] = self._close(batch, row, slot, int(count[slot]), episode, sampling)
                 if on_episode is not None:
                     on_episode(done[index])
-            for slot, failure in self._decide(batch, count, sampling).items():
+            # What an earlier collection left driving when it broke off is delivered too; nobody asks for it any more.
+            asked = np.isin(batch.tick.slots, list(owner))
+            for slot, failure in self._decide(batch, asked, count, sampling).items():
                 index, request = owner.pop(slot)
                 free.append(slot)
                 done[index] = Episode(request, Ended.FAILED, failure, {}, float("nan"), False, self._actor)
@@ -182,10 +186,12 @@ class Collector:
     def _may_retry(self, failure: Failure, request: EpisodeRequest) -> bool:
         return failure.kind == "transient" and request.attempt < self._retries
 
-    def _decide(self, batch: CoreBatch, count: NDArray[np.int64], sampling: Sampling) -> dict[int, Failure]:
+    def _decide(
+        self, batch: CoreBatch, asked: NDArray[np.bool_], count: NDArray[np.int64], sampling: Sampling
+    ) -> dict[int, Failure]:
         """One forward for the rows that wait; returns the slots whose row the policy failed."""
         tick = batch.tick
-        rows = np.flatnonzero(tick.ended == Ended.RUNNING)
+        rows = np.flatnonzero(asked & (tick.ended == Ended.RUNNING))
         if not len(rows):
             return {}
         whole = len(rows) == len(tick)

@@ -96,21 +96,34 @@ def interval(values: NDArray[np.float64], groups: NDArray[np.int64], resamples: 
     return {"mean": float(values.mean()), "low": float(low), "high": float(high), "n": len(values)}
 
 
+def _moments(values: NDArray[np.float64]) -> dict[str, Any]:
+    good = values[np.isfinite(values)]
+    if not len(good):
+        return {"mean": None, "std": None, "n": 0}
+    return {"mean": float(good.mean()), "std": float(good.std()), "n": len(good)}
+
+
 def _scenes(rows: Sequence[Row]) -> NDArray[np.int64]:
     return np.unique([row["scene_id"] for row in rows], return_inverse=True)[1]
 
 
 def summarise(rows: Sequence[Row], resamples: int) -> dict[str, Any]:
-    """What summary.json keeps of an evaluation; failed drives are counted apart and never scored."""
+    """What summary.json keeps of an evaluation: means over the drives that `filter` names, the others counted apart.
+
+    A reward or measure that is undefined in a drive (NaN) is left out of its own mean, whose `n` then is smaller.
+    """
     good = [row for row in rows if not row["failed"] and not row["initial_fault"]]
     column = lambda name: np.array([row[name] for row in good], np.float64)  # noqa: E731
     groups = _scenes(good) if good else np.zeros(0, np.int64)
+    reward = column("reward")
     summary: dict[str, Any] = {
+        "filter": "not failed and not initial_fault",
         "driving_score": interval(column("driving_score"), groups, resamples),
-        "reward": interval(column("reward"), groups, resamples),
+        "reward": interval(reward[np.isfinite(reward)], groups[np.isfinite(reward)], resamples),
         "rates": {},
         "failed": sum(row["failed"] for row in rows),
         "initial_fault": sum(row["initial_fault"] for row in rows),
+        "non_finite_reward": int((~np.isfinite(reward)).sum()),
     }
     known = {name for row in good for name in row}
     for rate, measure in RATES.items():
@@ -123,6 +136,8 @@ def summarise(rows: Sequence[Row], resamples: int) -> dict[str, Any]:
         summary["progress"] = interval(column("measure/progress"), groups, resamples)
     terms = sorted(name for name in known if name.startswith("term/"))
     summary["terms"] = {name.removeprefix("term/"): float(column(name).mean()) for name in terms}
+    measures = sorted(name for name in known if name.startswith("measure/"))
+    summary["measures"] = {name.removeprefix("measure/"): _moments(column(name)) for name in measures}
     summary["by_family"] = {}
     for family in sorted({row["family"] for row in good}):
         scores = [row["driving_score"] for row in good if row["family"] == family]

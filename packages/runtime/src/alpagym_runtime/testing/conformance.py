@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 
 from alpagym_runtime.envs.core import take_rows
 from alpagym_runtime.policies.base import plan_decision, validate_decision
+from alpagym_runtime.run_config import RunConfig
 from alpagym_runtime.simulators.base import MASKED_FIELDS
 from alpagym_runtime.testing.examples import (
     assert_same,
@@ -750,3 +752,87 @@ def empty_episode() -> Episode:
     """A void episode: it failed before its first observation."""
     failure = Failure("permanent", "INVALID_SCENE", "no scene")
     return Episode(EpisodeRequest("no scene"), Ended.FAILED, failure, {}, float("nan"), False)
+
+
+# ---------------------------------------------------------------- trainers
+
+
+class TrainerConformance:
+    """What holds for every trainer: a run is a function of its config, however often it is stopped and resumed.
+
+    Attributes:
+        stops: the run is stopped after so many training steps, in turn; all must come before its last step.
+
+    """
+
+    stops: Sequence[int] = (1, 2)
+
+    def config(self) -> RunConfig:
+        """A run with this trainer that takes about a second; the toy world serves."""
+        raise NotImplementedError
+
+    def test_same_config_same_results(self, tmp_path: Path) -> None:
+        first, second = (self.train(tmp_path / name) for name in ("first", "second"))
+        assert_same(first, second, "the run")
+
+    def test_a_stopped_run_resumes_to_the_results_of_an_unbroken_one(self, tmp_path: Path) -> None:
+        whole = self.train(tmp_path / "whole")
+        for stop in self.stops:
+            directory = tmp_path / f"stop_{stop}"
+            self.stop(directory, stop)
+            assert_same(self.train(directory), whole, f"the run that was stopped after {stop} steps")
+
+    def test_a_run_that_is_stopped_again_and_again_gets_there(self, tmp_path: Path) -> None:
+        for stop in sorted(self.stops):
+            self.stop(tmp_path / "broken", stop)
+        assert_same(self.train(tmp_path / "broken"), self.train(tmp_path / "whole"), "the run")
+
+    # ------------------------------------------------------------
+
+    def train(self, directory: Path) -> dict[str, Any]:
+        """Train to the end, from where the directory stands; everything that lasts, but for times."""
+        from alpagym_runtime.trainers.run import Run
+
+        directory.mkdir(exist_ok=True)
+        outcome = Run(self.config(), directory).train()
+        assert outcome.completed
+        return run_results(directory)
+
+    def stop(self, directory: Path, steps: int) -> None:
+        """Train until so many steps are done."""
+        from alpagym_runtime.trainers.run import Run
+
+        directory.mkdir(exist_ok=True)
+        outcome = Run(self.config(), directory, stop_requested=lambda: len(training_rows(directory)) >= steps).train()
+        assert not outcome.completed
+        assert outcome.summary["status"] == "stopped"
+        assert len(training_rows(directory)) == steps, "a stop waits for the step in hand only"
+
+
+def training_rows(directory: Path) -> list[dict[str, Any]]:
+    """Rows of metrics.jsonl that are training steps."""
+    file = directory / "metrics.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return [row for row in rows if not row["stage"].startswith("evaluate/")]
+
+
+def run_results(directory: Path) -> dict[str, Any]:
+    """What a training run leaves, but for times and machine: metrics, evaluated drives, summary, newest checkpoint."""
+    import pyarrow.parquet as pq
+
+    from alpagym_runtime.trainers.checkpoints import CheckpointStore, load_checkpoint
+
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((directory / "summary.json").read_text())
+    newest = CheckpointStore(directory / "checkpoints", 1).latest()
+    assert newest is not None, "a run keeps a checkpoint"
+    checkpoint = load_checkpoint(newest)
+    tensors = checkpoint.weights | {f"optimiser.{name}": value for name, value in checkpoint.optimiser.items()}
+    return {
+        "metrics": [{k: v for k, v in line.items() if not k.startswith("seconds")} for line in lines],
+        "per_scene": pq.read_table(directory / "per_scene.parquet").to_pylist(),
+        "summary": {k: v for k, v in summary.items() if k not in ("wall_s", "cpu_s", "peak_rss_bytes")},
+        "checkpoint": newest.name,
+        "state": checkpoint.state,
+        "tensors": {name: tensor.numpy() for name, tensor in sorted(tensors.items())},
+    }

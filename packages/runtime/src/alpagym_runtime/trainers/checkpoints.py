@@ -44,8 +44,7 @@ class CheckpointStore:
         from safetensors.torch import save_file
 
         self.folder.mkdir(exist_ok=True)
-        for rest in self.folder.glob(".partial-*"):
-            shutil.rmtree(rest)
+        self._remove_partials()
         temporary = Path(tempfile.mkdtemp(prefix=".partial-", dir=self.folder))
         tensors = {name: tensor.contiguous().cpu() for name, tensor in checkpoint.weights.items()}
         save_file(tensors, temporary / "model.safetensors")
@@ -58,17 +57,23 @@ class CheckpointStore:
             with file.open("rb") as handle:
                 os.fsync(handle.fileno())
         place = self.folder / f"step_{step:08d}"
-        if place.exists():
+        if os.path.lexists(place):
             old = Path(tempfile.mkdtemp(prefix=".partial-", dir=self.folder))
             place.replace(old / "old")
         temporary.chmod(0o755)
         temporary.replace(place)
         sync_folder(self.folder)
-        for rest in self.folder.glob(".partial-*"):
-            shutil.rmtree(rest)
+        self._remove_partials()
         for stale in self.steps()[: -self._keep]:
             shutil.rmtree(self.folder / f"step_{stale:08d}")
         return place
+
+    def _remove_partials(self) -> None:
+        for rest in self.folder.glob(".partial-*"):
+            if rest.is_dir() and not rest.is_symlink():
+                shutil.rmtree(rest)
+            else:
+                rest.unlink()
 
     def steps(self) -> list[int]:
         """Steps that are there, oldest first."""
@@ -95,7 +100,12 @@ def load_checkpoint(place: Path) -> Checkpoint:
         parts.append(_tensors(place / name))
     if not (place / "state.json").is_file():
         raise CorruptFileError(f"{place / 'state.json'} is missing; remove {place} and resume from an older checkpoint")
-    return Checkpoint(parts[0], parts[1], read_json(place / "state.json"))
+    state = read_json(place / "state.json")
+    if not isinstance(state, dict):
+        raise CorruptFileError(
+            f"{place / 'state.json'} holds no mapping; remove {place}, resume from an older checkpoint"
+        )
+    return Checkpoint(parts[0], parts[1], state)
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
@@ -113,7 +123,8 @@ def _tensors(file: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     try:
-        return load_file(file)
+        # load_file maps the file into memory: a copy outlives whatever happens to it.
+        return {name: tensor.clone() for name, tensor in load_file(file).items()}
     except FileNotFoundError as err:
         raise CorruptFileError(f"{file} does not exist; is {file.parent} a checkpoint?") from err
     except (SafetensorError, OSError) as err:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alpagym_runtime.envs.core import DrivingCore, build_terms
-from alpagym_runtime.errors import ConfigError
+from alpagym_runtime.errors import ConfigError, CorruptFileError
 from alpagym_runtime.files import remove_partials, replacing, strict, write_atomic, write_json
 from alpagym_runtime.rollouts.collector import Collector, environment
 from alpagym_runtime.rollouts.evaluation import Row, evaluate, paired_gain, summarise
@@ -69,13 +69,24 @@ class Run:
         self.config, self.directory = config, directory
         self.reporter: Reporter = reporter or Silent()
         self._stop_requested = stop_requested
+        _refuse_links(directory)
         remove_partials(directory)
         self.transport: Transport = config.transport.config.build("trainer", directory)
         self._cores: dict[tuple[str, str, tuple[str, ...]], DrivingCore] = {}
         self._rows: dict[str, list[Row]] = _read_rows(directory / "per_scene.parquet")
         self._checkpoints = CheckpointStore(directory / "checkpoints", config.checkpoint.keep)
-        self._state: dict[str, Any] = {"stage": "", "step": 0, "total_steps": 0, "metrics_rows": 0, "done": []}
+        # `evaluations`: name -> total_steps at which it was made, for every one that metrics.jsonl lists.
+        self._state: dict[str, Any] = {
+            "stage": "",
+            "step": 0,
+            "total_steps": 0,
+            "metrics_rows": 0,
+            "done": [],
+            "evaluations": {},
+        }
         self._restored: Checkpoint | None = None
+        self._unit = ""
+        self._save_now: Callable[[], None] | None = None  # keeps the steps since the last checkpoint
         self._policy: Any = None
         self._started = time.perf_counter()
         self._cpu = _cpu_seconds()
@@ -98,6 +109,8 @@ class Run:
 
     def evaluate(self) -> Outcome:
         """Evaluate the config's policy on `dataset.split`."""
+        if "final" in self._rows:
+            self._state["evaluations"]["final"] = 0
         return self._finish("evaluate", lambda: self.evaluate_policy("final", self.config.dataset.split))
 
     # ------------------------------------------------------------ what trainers use
@@ -153,8 +166,20 @@ class Run:
 
     def evaluate_policy(self, name: str, split: str = "test") -> None:
         """Evaluate under a name, unless this directory has that evaluation already."""
-        if name in self._rows:
+        made, steps = self._state["evaluations"], self._state["total_steps"]
+        if name in made and (name in self._rows or made[name] != steps):
+            if name not in self._rows:
+                self.reporter.note(f"evaluation {name!r} is lost: the weights of step {made[name]} are gone")
             return
+        if name not in self._rows:
+            self._rows[name] = self._evaluate(name, split)
+            _write_rows(self.directory / "per_scene.parquet", self._rows)
+        if name not in made:
+            made[name] = steps
+            score = summarise(self._rows[name], 100)["driving_score"]
+            self._log(f"evaluate/{name}", steps, {"driving_score": score["mean"], "n": score["n"]})
+
+    def _evaluate(self, name: str, split: str) -> list[Row]:
         core = self.core(split, self.policy.spec)
         seeds = self.config.evaluation.seeds
         self.reporter.stage(f"evaluate {name}", len(core.spec.scenes) * len(seeds), "drives")
@@ -164,11 +189,7 @@ class Run:
             self.check_stop()
 
         collector = self.collector(core, self.policy)
-        rows = evaluate(collector, core.spec.scenes, seeds, self.config.expected_valid_steps, watch)
-        self._rows[name] = rows
-        _write_rows(self.directory / "per_scene.parquet", self._rows)
-        score = summarise(rows, 100)["driving_score"]
-        self._log(f"evaluate/{name}", self._state["total_steps"], {"driving_score": score["mean"], "n": score["n"]})
+        return evaluate(collector, core.spec.scenes, seeds, self.config.expected_valid_steps, watch)
 
     def stage_done(self, stage: str) -> bool:
         """Whether a stage was finished before this process began."""
@@ -195,9 +216,9 @@ class Run:
             restore_optimiser(optimiser, weights)
         self._restored = None
         self._state["stage"], self._state["step"] = stage, first
-        self.reporter.stage(stage, total, unit)
-        if first:
-            self.reporter.advance(first)
+        self._unit = unit
+        self._evaluate_if_due(stage, first, total)
+        self._show_stage(stage, first, total)
         return first
 
     def end_step(
@@ -219,16 +240,27 @@ class Run:
         last = step == total
         if last:
             self._state["done"].append(stage)
-        stop = self._stop_requested()
-        if last or stop or step % self.config.checkpoint.every_updates == 0:
-            self._save(optimiser, reference)
-        every = self.config.evaluation.every_updates
-        if stage != "imitation" and every and step % every == 0 and not last and not stop:
-            self.evaluate_policy(f"val_{step:06d}", "val")
-        if stop:
-            raise StopTraining
+        self._save_now = lambda: self._save(optimiser, reference)
+        if last or step % self.config.checkpoint.every_updates == 0:
+            self._save_now()
+            self._save_now = None
+        self.check_stop()
+        if self._evaluate_if_due(stage, step, total):
+            self._show_stage(stage, step, total)
 
     # ------------------------------------------------------------ inside
+
+    def _evaluate_if_due(self, stage: str, step: int, total: int) -> bool:
+        every = self.config.evaluation.every_updates
+        due = stage != "imitation" and every > 0 and step > 0 and step % every == 0 and step != total
+        if due:
+            self.evaluate_policy(f"val_{step:06d}", "val")
+        return due
+
+    def _show_stage(self, stage: str, step: int, total: int) -> None:
+        self.reporter.stage(stage, total, self._unit)
+        if step:
+            self.reporter.advance(step)
 
     def _save(self, optimiser: Optimizer, reference: Module | None) -> None:
         tensors = optimiser_tensors(optimiser)
@@ -244,15 +276,23 @@ class Run:
             self._rows = {name: rows for name, rows in self._rows.items() if name == "start"}
             return
         checkpoint = load_checkpoint(newest)
+        missing = sorted({*self._state, "version", "config_hash"} - set(checkpoint.state))
+        if missing:
+            raise CorruptFileError(
+                f"{newest / 'state.json'} lacks {', '.join(missing)}; remove {newest}, resume from an older checkpoint"
+            )
         if checkpoint.state["config_hash"] != self.config.config_hash:
             raise ConfigError(f"{newest} belongs to another config; resume with the run's own config.yaml", key="run")
         _load(self.policy, checkpoint.weights, int(checkpoint.state["version"]), str(newest))
         self._state = {k: checkpoint.state[k] for k in self._state}
         self._restored = checkpoint
-        # Rows written after the checkpoint are made again.
+        # Rows and evaluations made after the checkpoint are made again.
+        self._rows = {name: rows for name, rows in self._rows.items() if name in self._state["evaluations"]}
         metrics = self.directory / "metrics.jsonl"
         lines = metrics.read_bytes().splitlines(keepends=True) if metrics.exists() else []
-        write_atomic(metrics, b"".join(lines[: self._state["metrics_rows"]]))
+        kept = lines[: self._state["metrics_rows"]]
+        self._state["metrics_rows"] = len(kept)
+        write_atomic(metrics, b"".join(kept))
         self.reporter.note(f"resuming from {newest.name}: {self._state['stage']} step {self._state['step']}")
 
     def _log(self, stage: str, step: int, numbers: Mapping[str, Any]) -> None:
@@ -267,6 +307,8 @@ class Run:
             work()
         except StopTraining:
             completed = False
+            if self._save_now is not None:
+                self._save_now()
         finally:
             for core in self._cores.values():
                 core.close()
@@ -301,6 +343,13 @@ class Run:
             summary["paired_gain"] = paired_gain(before, rows["final"], resamples)
             summary["paired_gain"]["against"] = "warm_start" if "warm_start" in rows else "start"
         return summary
+
+
+def _refuse_links(directory: Path) -> None:
+    """What is appended to, or made below, must not lead out of the run directory."""
+    for name in ("metrics.jsonl", "checkpoints"):
+        if (directory / name).is_symlink():
+            raise ConfigError(f"{directory / name} is a symbolic link; put the real file or folder there", key="run")
 
 
 def _plain(value: Any) -> dict[str, Any]:
@@ -341,8 +390,6 @@ def _read_rows(path: Path) -> dict[str, list[Row]]:
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
-
-    from alpagym_runtime.errors import CorruptFileError
 
     if not path.exists():
         return {}

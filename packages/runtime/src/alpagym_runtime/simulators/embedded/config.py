@@ -20,11 +20,11 @@ class EmbeddedConfig:
         control_period_us: time between decisions, a multiple of 100,000.
         warmup_ticks: control periods before the handover in which the policy is asked and the recording drives.
         end_on: events that end the drive: collision, offroad, goal; with [] it drives on, uncounted after the first.
-        vehicle: alpasim | kinematic: AlpaSim's dynamic bicycle under its controller, or a kinematic one that follows plans
+        vehicle: alpasim | kinematic: AlpaSim's dynamic bicycle and controller, or a kinematic one that follows plans
             more closely (ADR 7, ADR 8).
         planner_delay_us: the controller follows the newest plan that is at least this old, or the oldest there is.
         alpasim_quirks: also copy what one would call faults of AlpaSim (docs/concepts.md lists them).
-        measures: names of further measures to compute at each episode's end, such as alpasim/progress; what reward terms
+        measures: further measures to compute at each episode's end, such as alpasim/progress; what reward terms
             need is computed in any case.
         traffic: reactive | replay; scenes without agents are always replayed.
         route_spacing_m: distance between route points in the observation.

@@ -9,6 +9,7 @@ import numpy as np
 from alpagym_runtime.geometry import CONTACT_TOLERANCE_M
 from alpagym_runtime.geometry_kernels import box_inside_kernel, box_penetration_kernel
 from alpagym_runtime.kernels import kernel
+from alpagym_runtime.simulators.embedded.route import project
 from alpagym_runtime.simulators.embedded.scene_bank import (
     ACTOR,
     ACTOR_N,
@@ -27,6 +28,8 @@ from alpagym_runtime.simulators.embedded.scene_bank import (
 from alpagym_runtime.simulators.embedded.vehicle import EGO_SLIP, EGO_SPEED, STEP_S
 
 STANDING_MPS = 0.05
+SIDEWAYS_MPS = 0.1
+"""Slower motion across the road is noise: a polyline route bends by some centimetres a step."""
 FORESIGHT_S = 5.0
 """Collisions later than this do not count for the time to collision."""
 
@@ -52,34 +55,51 @@ def on_the_road(bank, scene, state):
 
 
 @kernel
-def at_fault(ego_before, ego_after, ego_size, other_before, other_after, other_size):
+def _gaps(ego, ego_size, other, other_size):
+    """Distances between two boxes along and across the ego (negative: they overlap on that axis), and along itself."""
+    cos, sin = math.cos(ego[2]), math.sin(ego[2])
+    dx, dy, turn = other[0] - ego[0], other[1] - ego[1], other[2] - ego[2]
+    c, s = abs(math.cos(turn)), abs(math.sin(turn))
+    along, across = dx * cos + dy * sin, dy * cos - dx * sin
+    gap_x = abs(along) - (ego_size[0] + other_size[0] * c + other_size[1] * s) / 2.0
+    gap_y = abs(across) - (ego_size[1] + other_size[0] * s + other_size[1] * c) / 2.0
+    return gap_x, gap_y, along
+
+
+@kernel
+def at_fault(bank, scene, segment, ego_before, ego_after, ego_size, other_before, other_after, other_size):
     """Whether a new contact is the ego's doing. Boxes move from [3] (centre x, y, yaw) before to after in one step.
 
-    A standing ego is never at fault, nor is one that is hit from behind; a moving one that meets something with its
-    front is; side by side it is whoever moved sideways more. Source: nuPlan's collision classes, without lanes.
+    A standing ego is never at fault; a moving one that touches something that stands is. Where both move, the axis of
+    the ego on which the gap closed last tells front and rear from sides: at the front the ego is at fault, at the rear
+    it is not, and side by side it is whoever came nearer across the road (the route; `segment` is the ego's).
+    Source: nuPlan's collision classes, with the route in place of lanes.
     """
-    moved = math.hypot(ego_after[0] - ego_before[0], ego_after[1] - ego_before[1])
-    turned = abs((ego_after[2] - ego_before[2] + math.pi) % (2.0 * math.pi) - math.pi)
-    if moved < STANDING_MPS * STEP_S and turned < 1e-6:
-        return False
-    cos, sin = math.cos(ego_after[2]), math.sin(ego_after[2])
-    dx, dy = other_after[0] - ego_after[0], other_after[1] - ego_after[1]
-    along, across = dx * cos + dy * sin, dy * cos - dx * sin
-    turn = other_after[2] - ego_after[2]
-    reach_x = (ego_size[0] + other_size[0] * abs(math.cos(turn)) + other_size[1] * abs(math.sin(turn))) / 2.0
-    reach_y = (ego_size[1] + other_size[0] * abs(math.sin(turn)) + other_size[1] * abs(math.cos(turn))) / 2.0
     ego_x, ego_y = ego_after[0] - ego_before[0], ego_after[1] - ego_before[1]
-    other_x, other_y = other_after[0] - other_before[0], other_after[1] - other_before[1]
-    if reach_x - abs(along) <= reach_y - abs(across):
-        # Front or rear: the ego's own forward motion decides at the front.
+    turned = abs((ego_after[2] - ego_before[2] + math.pi) % (2.0 * math.pi) - math.pi)
+    if math.hypot(ego_x, ego_y) < STANDING_MPS * STEP_S and turned < 1e-6:
+        return False
+    if math.hypot(other_after[0] - other_before[0], other_after[1] - other_before[1]) < STANDING_MPS * STEP_S:
+        return True
+    before_x, before_y, _ = _gaps(ego_before, ego_size, other_before, other_size)
+    after_x, after_y, along = _gaps(ego_after, ego_size, other_after, other_size)
+    # When in the step each gap closed; a gap that was closed before did not close last.
+    closed_x = before_x / (before_x - after_x) if before_x > 0.0 else -1.0
+    closed_y = before_y / (before_y - after_y) if before_y > 0.0 else -1.0
+    cos, sin = math.cos(ego_after[2]), math.sin(ego_after[2])
+    if closed_x > closed_y or (closed_x == closed_y and after_x >= after_y):
         return along > 0.0 and ego_x * cos + ego_y * sin > STANDING_MPS * STEP_S
-    side = 1.0 if across >= 0.0 else -1.0
-    ego_sideways = side * (ego_y * cos - ego_x * sin)
     # The end of the ego that is beside the other also swings.
-    swing = (ego_after[2] - ego_before[2] + math.pi) % (2.0 * math.pi) - math.pi
-    ego_sideways += side * swing * min(max(along, -ego_size[0] / 2.0), ego_size[0] / 2.0)
-    other_sideways = -side * (other_y * cos - other_x * sin)
-    return ego_sideways > 0.0 and ego_sideways >= other_sideways
+    end = min(max(along, -ego_size[0] / 2.0), ego_size[0] / 2.0)
+    place = np.empty(4)
+    for k in range(4):
+        pose = (ego_before, ego_after, other_before, other_after)[k]
+        reach = end if k < 2 else 0.0
+        x, y = pose[0] + reach * math.cos(pose[2]), pose[1] + reach * math.sin(pose[2])
+        _, _, place[k] = project(bank, scene, segment, x, y, 30.0, 40.0)
+    side = 1.0 if place[3] >= place[1] else -1.0
+    ego_nearer, other_nearer = side * (place[1] - place[0]), -side * (place[3] - place[2])
+    return ego_nearer > SIDEWAYS_MPS * STEP_S and ego_nearer >= other_nearer
 
 
 @kernel
@@ -104,10 +124,16 @@ def new_contacts(bank, slots, i, before, count_new):
         hit[a] = True
         if count_new:
             new += 1
+            if math.isnan(slots.actors_before[i, a, 0]):
+                # It appeared where the ego is: a contact, and nobody's doing.
+                continue
             ego_before = np.array(
                 [before[0] + offset * math.cos(before[2]), before[1] + offset * math.sin(before[2]), before[2]]
             )
             if at_fault(
+                bank,
+                scene,
+                slots.segment[i],
                 ego_before,
                 np.array([cx, cy, state[2]]),
                 np.array([length, width]),

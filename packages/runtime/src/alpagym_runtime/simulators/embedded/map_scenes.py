@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import shapely
 from numpy.typing import NDArray
 
 from alpagym_runtime.errors import SceneError
@@ -60,7 +61,10 @@ class MapScenes:
     def make(self, scene_id: str) -> Scene:
         """The scene behind an id; the same bytes in every process of one build."""
         for attempt in range(ATTEMPTS):
-            scene = self._draw(scene_id, attempt)
+            try:
+                scene = self._draw(scene_id, attempt)
+            except (SceneError, ValueError, shapely.errors.GEOSException) as err:
+                raise SceneError(f"scene {scene_id!r}: {err}") from err
             if scene is not None:
                 return scene
         raise SceneError(f"scene {scene_id!r}: no drivable draw in {ATTEMPTS} attempts")

@@ -40,17 +40,19 @@ def report(bank, slots, i, acceleration_before, lateral_before):
     segment, arc, offset = project(bank, scene, slots.segment[i], state[0], state[1], 10.0, 40.0)
     slots.segment[i] = segment
     slots.arc[i, 0] = arc
+    if slots.frozen[i]:
+        return
     start, end = slots.reference[i]
     log = bank.log[row[LOG] : row[LOG] + row[LOG_N]]
-    if not slots.frozen[i]:
-        slots.arc[i, 1] = max(slots.arc[i, 1], arc)
-        if end - start >= STANDING_REFERENCE_M:
-            values[PROGRESS] = min(max((slots.arc[i, 1] - start) / (end - start), 0.0), 1.0)
-        else:
-            origin = log[slots.handover[i]]
-            away = math.hypot(state[0] - origin[0], state[1] - origin[1])
-            values[PROGRESS] = 1.0 if away <= STANDING_REFERENCE_M else 0.0
-        valid[PROGRESS] = True
+    slots.arc[i, 1] = max(slots.arc[i, 1], arc)
+    if end - start >= STANDING_REFERENCE_M:
+        values[PROGRESS] = min(max((slots.arc[i, 1] - start) / (end - start), 0.0), 1.0)
+    else:
+        # To stay means not to have been away either.
+        origin = log[slots.handover[i]]
+        away = math.hypot(state[0] - origin[0], state[1] - origin[1]) > STANDING_REFERENCE_M
+        values[PROGRESS] = 0.0 if away or (valid[PROGRESS] and values[PROGRESS] == 0.0) else 1.0
+    valid[PROGRESS] = True
     known = step < row[LOG_N]
     valid[TO_GT] = known
     valid[ALONG_TRACK] = known

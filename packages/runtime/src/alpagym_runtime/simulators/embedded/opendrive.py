@@ -48,6 +48,8 @@ EXTENT_MAX_M = 100_000.0
 LINK_GAP_MAX_M = 2.0
 WIDTH_MIN_M = 0.5
 JUMP_M, TAPER_M = 0.02, 40.0
+LATERAL_MAX_M = 500.0
+TURN_RAD, TURN_RADPM, LOOPS_RAD = 40.0, 0.05, 14.0
 JUNCTION_LANES_MAX = 500
 ISLAND_MAX_M2 = 60.0
 """Gaps between the turning lanes of a junction up to this size are asphalt; larger ones are islands."""
@@ -168,7 +170,19 @@ def _sheet(road: Road, section: Section) -> _Sheet:
     line = poses(road.pieces, s)
     if not all(np.isfinite(array).all() for array in (line, *outer.values())):
         raise SceneError("its shape is not finite")
+    farthest = max(float(np.abs(t).max()) for t in outer.values())
+    if farthest > LATERAL_MAX_M:
+        raise SceneError(f"a lane reaches {farthest:g} m to the side, expected at most {LATERAL_MAX_M:g} m")
+    _check_turn(np.diff(line[:, 2]), section)
     return _Sheet(s, line, inner, outer)
+
+
+def _check_turn(steps_rad: Float, section: Section) -> None:
+    """Refuse curls: a line that winds over itself thousands of times takes the polygon union hours."""
+    length = section.end - section.start
+    turn, net = float(np.abs(steps_rad).sum()), abs(float(steps_rad.sum()))
+    if turn > TURN_RAD + TURN_RADPM * length or net > LOOPS_RAD:
+        raise SceneError(f"it turns by {turn:.0f} rad over {length:.0f} m; no road does")
 
 
 def _thinned(points: Float) -> Float:
@@ -299,6 +313,9 @@ class _Builder:
                 continue
             if run:
                 left, right = sheet.edges(run[0])[0], sheet.edges(run[-1])[1]
+                for edge in (left, right):
+                    step = np.diff(edge, axis=0)
+                    _check_turn(wrap_angle(np.diff(np.arctan2(step[:, 1], step[:, 0]))), section)
                 ring = np.concatenate([_simple(left), _simple(right)[::-1]])
                 self.surface.append(ring)
                 if road.junction != "-1":

@@ -126,10 +126,12 @@ class Scene:
             raise SceneError(f"{where}: {len(self.agents)} agents for {len(self.actors.first)} actors")
         if len(self.actors.first) > MAX_ACTORS:
             raise SceneError(f"{where}: {len(self.actors.first)} actors; at most {MAX_ACTORS} fit, keep the nearest")
-        for a in range(len(self.actors.first)):
-            track = self.actors.tracks[a, self.actors.first[a] : self.actors.last[a] + 1]
-            if not len(track) or not np.isfinite(track).all():
-                raise SceneError(f"{where}: the track of actor {a} is empty or not finite")
+        actors, steps = self.actors, self.actors.tracks.shape[1]
+        for a, (first, last) in enumerate(zip(actors.first, actors.last, strict=True)):
+            if not 0 <= first <= last < steps:
+                raise SceneError(f"{where}: actor {a} exists at [{first}, {last}], its track has {steps} samples")
+            if not np.isfinite(actors.tracks[a, first : last + 1]).all():
+                raise SceneError(f"{where}: the track of actor {a} is not finite")
 
     @cached_property
     def content_hash(self) -> str:

@@ -17,7 +17,7 @@ class Bank(NamedTuple):
     """Flat arrays; `rows` and `numbers` are indexed by scene, the rest by the offsets in `rows`."""
 
     rows: NDArray[np.int64]  # [S,17], columns below
-    numbers: NDArray[np.float64]  # [S,11], columns below
+    numbers: NDArray[np.float64]  # [S,9], columns below
     route: NDArray[np.float64]  # [*,3] x, y, arc length
     segments: NDArray[np.float64]  # [*,4]
     band_offsets: NDArray[np.int64]
@@ -38,15 +38,15 @@ class Bank(NamedTuple):
 ROUTE, ROUTE_N, SEGMENT, SEGMENT_N, BAND, BAND_N, BAND_SEGMENT, BAND_SEGMENT_N, LOG, LOG_N, ACTOR, ACTOR_N = range(12)
 SIGNAL, SIGNAL_N, EGO_STOP, EGO_STOP_N, REACTIVE = range(12, 17)
 # Columns of `numbers`.
-BAND_LOW, BAND_HEIGHT, LENGTH, WIDTH, CENTRE_OFFSET, WHEELBASE, SPEED_LIMIT, S_START, S_END = range(9)
-SIGNAL_CYCLE, SIGNAL_YELLOW = 9, 10
+BAND_LOW, BAND_HEIGHT, LENGTH, WIDTH, CENTRE_OFFSET, WHEELBASE, SPEED_LIMIT = range(7)
+SIGNAL_CYCLE, SIGNAL_YELLOW = 7, 8
 
 _PARTS = ("route", "segments", "band_offsets", "band_segments", "log", "actors", "signals", "ego_stops")
 """Parts with an offset in `rows`."""
 
 _EMPTY = {
     "rows": ((0, 17), np.int64),
-    "numbers": ((0, 11), np.float64),
+    "numbers": ((0, 9), np.float64),
     "route": ((0, 3), np.float64),
     "segments": ((0, 4), np.float64),
     "band_offsets": ((0,), np.int64),
@@ -122,7 +122,7 @@ def arc_lengths(points: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def every_metre(path: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[P,6] x, y m, yaw rad (unwrapped), curvature 1/m, cos and sin of yaw of a polyline, 1 m apart; at least two samples."""
+    """[P,6] x, y m, yaw rad (unwrapped), curvature 1/m, cos and sin of yaw of a polyline, every metre; P ≥ 2."""
     lengths = arc_lengths(path)
     at = np.arange(0.0, max(lengths[-1], 1.0) + 1e-9, 1.0)
     points = np.stack([np.interp(at, lengths, path[:, k]) for k in range(2)], axis=1)
@@ -133,24 +133,14 @@ def every_metre(path: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.column_stack([points, yaw, np.gradient(yaw), np.cos(yaw), np.sin(yaw)])
 
 
-def _project(route: NDArray[np.float64], lengths: NDArray[np.float64], point: NDArray[np.float64]) -> float:
-    """Arc length of the nearest point of the whole route."""
-    start, delta = route[:-1], np.diff(route, axis=0)
-    t = np.clip(np.sum((point - start) * delta, axis=1) / np.sum(delta * delta, axis=1), 0.0, 1.0)
-    nearest = int(np.argmin(np.sum((start + t[:, None] * delta - point) ** 2, axis=1)))
-    return float(lengths[nearest] + t[nearest] * (lengths[nearest + 1] - lengths[nearest]))
-
-
 def _flatten(scene: Scene) -> dict[str, NDArray]:
     lengths = arc_lengths(scene.route)
     actors, vehicle = scene.actors, scene.vehicle
     steps = actors.tracks.shape[1]
     count = len(actors.first)
     meta = np.stack([np.arange(count) * steps, actors.first, actors.last, actors.kind], axis=1).astype(np.int64)
-    start = _project(scene.route, lengths, scene.ego_log[scene.handover, :2])
-    end = _project(scene.route, lengths, scene.ego_log[-1, :2])
     numbers = [scene.area.band_low_m, scene.area.band_height_m, vehicle.length_m, vehicle.width_m]
-    numbers += [vehicle.centre_offset_m, vehicle.wheelbase_m, scene.speed_limit_mps, start, end]
+    numbers += [vehicle.centre_offset_m, vehicle.wheelbase_m, scene.speed_limit_mps]
     numbers += [scene.signals.cycle_s, scene.signals.yellow_s]
     agents, agent_numbers = np.zeros((count, 7), np.int64), np.zeros((count, 5))
     paths, stops = [np.zeros((0, 6))], [np.zeros((0, 4))]

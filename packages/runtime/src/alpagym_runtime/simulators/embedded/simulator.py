@@ -14,7 +14,7 @@ from alpagym_runtime.run_config import DatasetSection
 from alpagym_runtime.simulators.base import no_failures, rows_of
 from alpagym_runtime.simulators.embedded import observe, state, world
 from alpagym_runtime.simulators.embedded.config import EmbeddedConfig
-from alpagym_runtime.simulators.embedded.dataset import open_source, scene_ids
+from alpagym_runtime.simulators.embedded.dataset import SceneSource, open_source, scene_ids
 from alpagym_runtime.simulators.embedded.expert import target_plan
 from alpagym_runtime.simulators.embedded.measures_alpasim import NAMES as ALPASIM_MEASURES
 from alpagym_runtime.simulators.embedded.measures_alpasim import MeasuresOnDemand, alpasim_measures
@@ -50,6 +50,8 @@ _AGGREGATION = {
     "yaw_rate_radps": "mean",
 }
 LABELS = ("target_plan_rig", "recorded_plan_rig")
+PLAN_LIMIT = 1e4
+"""m and rad; plans are cut to this, so that the controller's sums of sixth powers stay finite."""
 
 IDLE, DRIVING, WAITING, DELIVERED = range(4)
 
@@ -66,7 +68,7 @@ class EmbeddedSimulator:
     """See `alpagym_runtime.types.Simulator`.
 
     Scenes load when they are first asked for and stay while there is room. A scene that cannot be loaded ends its
-    episode FAILED, permanent; the other slots go on.
+    episode FAILED, permanent; the other slots go on. `source` replaces the dataset's own, for scenes made by hand.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class EmbeddedSimulator:
         dataset: DatasetSection,
         slots: int,
         labels: Sequence[str] = (),
+        source: SceneSource | None = None,
     ) -> None:
         if policy_spec.cameras:
             raise ConfigError(
@@ -96,7 +99,7 @@ class EmbeddedSimulator:
         self._config = config
         self._policy = policy_spec
         self._labels = tuple(sorted({*labels, *policy_spec.privileged}))
-        self._source = open_source(dataset)
+        self._source = source or open_source(dataset)
         self._inner = config.control_period_us // STEP_US
         self._end_on = sum(_EVENTS[name] for name in set(config.end_on))
         self._bank = SceneBank()
@@ -165,7 +168,8 @@ class EmbeddedSimulator:
         handovers = rows_of([self._handover(self._bank[r.scene_id], r) for r in chosen if r is not None])
         lengths = rows_of([len(self._bank[r.scene_id].ego_log) for r in chosen if r is not None])
         horizon = rows_of([r.horizon_ticks for r in chosen if r is not None])
-        self._reserve(int(lengths.max()), int(horizon.max()) + 1)
+        # No more samples than the recordings have steps, however far the horizon.
+        self._reserve(int(lengths.max()), min(int(horizon.max()), int((lengths - handovers).max())) + 1)
         self._last_step[rows] = lengths - 1
         self._horizon_step[rows] = handovers + horizon * self._inner
         starts = np.maximum(handovers - self._config.warmup_ticks * self._inner, 0)
@@ -199,7 +203,8 @@ class EmbeddedSimulator:
         assert not len(wrong), f"slots {wrong.tolist()} do not wait for a decision"
         s = self._slots
         self._recorder.plans(slots[~stop], s, decisions.plan_rig[~stop])
-        s.plan[slots], s.plan_pose[slots], s.plan_age[slots] = decisions.plan_rig, s.state[slots, :3], 0
+        s.plan[slots] = np.clip(decisions.plan_rig, -PLAN_LIMIT, PLAN_LIMIT)
+        s.plan_pose[slots], s.plan_age[slots] = s.state[slots, :3], 0
         if self._delay is not None:
             old = self._delay.exchange(slots, s.plan[slots], s.plan_pose[slots], s.step[slots])
             s.plan[slots], s.plan_pose[slots], s.plan_age[slots] = old
@@ -256,7 +261,7 @@ class EmbeddedSimulator:
         return self._bank[scene_id] if scene_id in self._bank else self._source.load(scene_id)
 
     def _handover(self, scene: Scene, request: EpisodeRequest) -> int:
-        if request.start_us < 0:
+        if request.start_us == -1:
             return scene.handover
         step, rest = divmod(request.start_us, STEP_US)
         if rest or not 0 <= step < len(scene.ego_log) - 1:
@@ -341,7 +346,9 @@ class EmbeddedSimulator:
         measures = _columns(s.measures[rows], s.valid[rows] & well[:, None])
         previous = _columns(self._previous[rows], self._previous_valid[rows] & well[:, None])
         warm = s.step[rows] < s.handover[rows]
-        tick = -(-(s.step[rows] - s.handover[rows]) // self._inner)
+        since = s.step[rows] - s.handover[rows]
+        # Away from the handover, which alone is 0: a tick at either end may be cut short.
+        tick = np.where(warm, since // self._inner, -(-since // self._inner))
         batch = TickBatch(
             slots=rows.astype(np.int64),
             requests=[r for r in requests if r is not None],

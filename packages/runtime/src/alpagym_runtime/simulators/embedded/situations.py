@@ -3,7 +3,8 @@
 Plain data; driving them is the world's task. `road-<suite>-<number>` names one; its kind is the number modulo the
 number of kinds, so each kind is equally frequent. Roads, dressing, traffic and weather draw from their own streams.
 
-Many scenes, and each of the suite `hard`, have a road user that makes trouble where the ego will be; `bench` has 32 moving ones in each scene.
+Many scenes, and each of the suite `hard`, have a road user that makes trouble where the ego will be; `bench` has 32
+moving ones in each scene.
 """
 
 from __future__ import annotations

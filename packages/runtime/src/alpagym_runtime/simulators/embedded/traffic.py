@@ -182,10 +182,11 @@ def _replay(bank, slots, i, scene, step):
         if not slots.present[i, a]:
             continue
         now = bank.tracks[row[0] + step]
-        before = bank.tracks[row[0] + max(step - 1, row[1])]
+        before = bank.tracks[row[0] + step - 1] if step > row[1] else now
         for k in range(4):
             slots.actors[i, a, k] = now[k]
-            slots.actors_before[i, a, k] = before[k]
+            # Where it has just appeared there is no step before.
+            slots.actors_before[i, a, k] = before[k] if step > row[1] else np.nan
 
 
 @kernel
@@ -429,7 +430,7 @@ def forecast(bank, slots, i, steps, every, out, exists):
         row = bank.actors[first + a]
         for k in range(steps):
             at = step + (k + 1) * every
-            exists[a, k] = at >= row[1] and step <= row[2]
+            exists[a, k] = row[1] <= at and step <= row[2]
             if not exists[a, k]:
                 continue
             sample = bank.tracks[row[0] + min(at, row[2])]

@@ -97,6 +97,7 @@ def track(plan, count, time_first, time_step, speed, curvature):
 def drive(state, acceleration, curvature, wheelbase):
     """Advance an ego state by one inner step, in place."""
     limit = math.tan(STEERING_MAX_RAD) / wheelbase
+    acceleration = min(max(acceleration, ACCELERATION_MIN_MPS2), ACCELERATION_MAX_MPS2)
     speed = state[EGO_SPEED]
     if speed > 1.0:
         limit = min(limit, LATERAL_ACCELERATION_MAX_MPS2 / (speed * speed))

@@ -19,11 +19,10 @@ from alpagym_runtime.simulators.embedded.scene import STANDING_REFERENCE_M
 from alpagym_runtime.simulators.embedded.scene_bank import (
     LOG,
     LOG_N,
-    S_END,
-    S_START,
     WHEELBASE,
 )
 from alpagym_runtime.simulators.embedded.state import (
+    ALONG_TRACK,
     AT_FAULT,
     COLLISIONS,
     EVENT_COLLISION,
@@ -46,6 +45,7 @@ from alpagym_runtime.simulators.embedded.vehicle import (
     EGO_THROTTLE,
     EGO_YAW_RATE,
     KINEMATIC,
+    STEERING_MAX_RAD,
     STEP_S,
     drive,
     track,
@@ -74,8 +74,17 @@ def begin(bank, slots, rows, scenes, handovers, starts):
         slots.control[i] = np.nan
         slots.measures[i] = 0.0
         slots.valid[i] = False
-        segment, _, _ = project(bank, scene, 0, log[starts[r], 0], log[starts[r], 1], 0.0, 1e18)
-        slots.segment[i] = segment
+        # Along the log, so that each place is found on its own branch where the route passes itself.
+        segment, arc, _ = project(bank, scene, 0, log[0, 0], log[0, 1], 0.0, 1e18)
+        slots.reference[i, 0] = arc
+        for k in range(len(log)):
+            segment, arc, _ = project(bank, scene, segment, log[k, 0], log[k, 1], 10.0, 40.0)
+            if k == starts[r]:
+                slots.segment[i] = segment
+            # AlpaSim measures progress over the whole recording.
+            if k == handovers[r] and not slots.quirks[i]:
+                slots.reference[i, 0] = arc
+        slots.reference[i, 1] = arc
         if starts[r] == handovers[r]:
             _hand_over(bank, slots, i)
 
@@ -87,12 +96,6 @@ def _hand_over(bank, slots, i):
     slots.off[i] = not on_the_road(bank, scene, state)
     touching, _ = new_contacts(bank, slots, i, state, False)
     slots.arc[i] = -1e18
-    number, row = bank.numbers[scene], bank.rows[scene]
-    slots.reference[i, 0], slots.reference[i, 1] = number[S_START], number[S_END]
-    if slots.quirks[i]:
-        first = bank.log[row[LOG]]
-        _, arc, _ = project(bank, scene, 0, first[0], first[1], 0.0, 1e18)
-        slots.reference[i, 0] = arc
     slots.measures[i] = 0.0
     slots.valid[i] = False
     for m in (COLLISIONS, AT_FAULT, OFFROAD, INITIAL):
@@ -161,7 +164,8 @@ def _drive_ego(slots, i, inner, plan_step_s, wheelbase, ahead):
         if planned:
             _follow_plan(slots, i, inner, plan_step_s, wheelbase, ahead)
         else:
-            drive(state, control[0], math.tan(control[1]) / wheelbase, wheelbase)
+            steering = min(max(control[1], -STEERING_MAX_RAD), STEERING_MAX_RAD)
+            drive(state, control[0], math.tan(steering) / wheelbase, wheelbase)
         return
     if planned:
         elapsed = (inner + slots.plan_age[i]) * STEP_S
@@ -186,11 +190,19 @@ def advance(bank, slots, rows, inner_steps, plan_step_s, end_on, last_steps, eve
         number = bank.numbers[scene]
         row = bank.rows[scene]
         events[r] = 0
+        over = slots.frozen[i]
+        if over:
+            # An end event is past: what counts up to it is kept, the rest is no longer defined.
+            for m in range(ALONG_TRACK, INITIAL):
+                slots.valid[i, m] = False
+            slots.valid[i, TO_COLLISION] = False
         for inner in range(inner_steps):
             if slots.step[i] < slots.handover[i]:
                 slots.step[i] += 1
                 slots.state[i] = slots.trail[i, slots.step[i]]
                 step_traffic(bank, slots, i, slots.trail[i, slots.step[i] - 1])
+                segment, _, _ = project(bank, scene, slots.segment[i], state[0], state[1], 10.0, 40.0)
+                slots.segment[i] = segment
                 if slots.step[i] == slots.handover[i]:
                     _hand_over(bank, slots, i)
                     break
@@ -213,9 +225,9 @@ def advance(bank, slots, rows, inner_steps, plan_step_s, end_on, last_steps, eve
                 if new > 0:
                     happened |= EVENT_COLLISION
             report(bank, slots, i, before[EGO_ACCELERATION], before[EGO_LATERAL])
-            slots.valid[i, JERK] = True
             if not slots.frozen[i]:
-                standing = number[S_END] - number[S_START] < STANDING_REFERENCE_M
+                slots.valid[i, JERK] = True
+                standing = slots.reference[i, 1] - slots.reference[i, 0] < STANDING_REFERENCE_M
                 if not standing and slots.measures[i, PROGRESS] >= 0.99:
                     happened |= EVENT_GOAL
                 slots.frozen[i] = happened != 0
@@ -224,5 +236,5 @@ def advance(bank, slots, rows, inner_steps, plan_step_s, end_on, last_steps, eve
                 break
             if slots.step[i] + 1 > row[LOG_N] - 1:
                 break
-        if slots.step[i] > slots.handover[i]:
+        if slots.step[i] > slots.handover[i] and not over:
             _foresee(bank, slots, i)

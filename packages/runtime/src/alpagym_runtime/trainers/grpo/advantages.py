@@ -18,13 +18,23 @@ def group_advantages(rewards_G: ArrayLike, epsilon: float = EPSILON) -> NDArray[
     rewards = np.asarray(rewards_G, np.float64)
     finite = np.isfinite(rewards)
     advantages = np.zeros(rewards.shape)
-    good = rewards[finite]
-    # Equal up to float32 rounding is equal: a spread of one ulp must not become an advantage.
-    if len(good) < 2 or good.max() - good.min() <= 1e-7 * max(1.0, float(np.abs(good).max())):
+    good, exponent = _scaled(rewards[finite])
+    if len(good) < 2 or good.max() - good.min() <= _rounding(good, exponent):
         return advantages
     centred = good - good.mean()
-    advantages[finite] = centred / (np.sqrt(np.mean(centred * centred)) + epsilon)
+    advantages[finite] = centred / (np.sqrt(np.mean(centred * centred)) + np.ldexp(epsilon, -exponent))
     return advantages
+
+
+def _scaled(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], int]:
+    """Finite values over a power of two that brings them into [-1, 1], exactly; squares of 1e200 would overflow."""
+    exponent = max(int(np.frexp(np.abs(values).max(initial=0.0))[1]), 0)
+    return np.ldexp(values, -exponent), exponent
+
+
+def _rounding(scaled: NDArray[np.float64], exponent: int) -> float:
+    """Equal up to float32 rounding is equal: a spread of one ulp must not become an advantage."""
+    return 1e-7 * max(float(np.ldexp(1.0, -exponent)), float(np.abs(scaled).max(initial=0.0)))
 
 
 def returns_to_go(rewards_T: ArrayLike, discount: float) -> NDArray[np.float64]:
@@ -43,6 +53,8 @@ def tick_advantages(
 ) -> list[NDArray[np.float64]]:
     """Advantages [T] a member: return-to-go less the mean of the members still driving at that tick, over their spread.
 
+    A member with a non-finite reward stays out and gets 0.
+
     Args:
         rewards_G: G arrays [T] of unequal length.
         discount: per decision.
@@ -51,12 +63,15 @@ def tick_advantages(
     """
     longest = max((len(r) for r in rewards_G), default=0)
     returns = np.full((len(rewards_G), longest), np.nan)
-    for g, rewards in enumerate(rewards_G):
-        returns[g, : len(rewards)] = returns_to_go(rewards, discount)
+    good = [g for g, rewards in enumerate(rewards_G) if np.isfinite(rewards).all()]
+    _, exponent = _scaled(np.concatenate([np.zeros(1), *(rewards_G[g] for g in good)]))
+    for g in good:
+        returns[g, : len(rewards_G[g])] = returns_to_go(np.ldexp(rewards_G[g], -exponent), discount)
     alive = np.isfinite(returns)
     count = np.maximum(alive.sum(axis=0), 1)
     filled = np.where(alive, returns, 0.0)
     centred = np.where(alive, filled - filled.sum(axis=0) / count, 0.0)
     spread = np.sqrt((centred**2).sum(axis=0) / count)
-    scaled = centred / (spread + spread_floor)
+    differ = spread > _rounding(filled, exponent)
+    scaled = np.where(differ, centred / np.where(differ, spread + np.ldexp(spread_floor, -exponent), 1.0), 0.0)
     return [scaled[g, : len(rewards)] for g, rewards in enumerate(rewards_G)]

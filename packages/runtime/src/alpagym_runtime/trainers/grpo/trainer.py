@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from alpagym_runtime.errors import ConfigError
+from alpagym_runtime.errors import SimulatorError
 from alpagym_runtime.random import generator, mix_int
 from alpagym_runtime.trainers.base import decision_batch, take
 from alpagym_runtime.trainers.grpo.advantages import group_advantages, tick_advantages
@@ -37,6 +37,7 @@ class StepData:
     observation: Observation
     decisions: Decision | None
     advantage_B: NDArray[np.float32]
+    sampling: Sampling
     counts: dict[str, float]
 
 
@@ -87,10 +88,14 @@ class GrpoTrainer:
             if len(data.advantage_B):
                 order_seed = mix_int(run.config.run.seed, 9, step)
                 with collector.paused():
-                    numbers |= optimise(policy, optimiser, data, config, order_seed, sampling, reference)
+                    numbers |= optimise(policy, optimiser, data, config, order_seed, reference)
                     policy.version += 1
             elif data.counts["groups_informative"] == 0:
-                run.reporter.note(f"step {step + 1}: every group's rewards are equal, nothing to learn from")
+                dropped, groups = int(data.counts["groups_dropped"]), int(data.counts["groups"])
+                run.reporter.note(
+                    f"step {step + 1}: nothing to learn from: {dropped} of {groups} groups have too few valid "
+                    "episodes, the rewards of the others are equal"
+                )
             numbers |= {"seconds_drive": drove - started, "seconds_train": time.perf_counter() - drove}
             run.end_step(STAGE, step + 1, config.updates, numbers, time.perf_counter() - started, optimiser, reference)
 
@@ -126,12 +131,13 @@ def select(episodes: list[Episode], config: GrpoConfig, minimum_group: int) -> S
     groups: dict[int, list[Episode]] = defaultdict(list)
     counts = dict.fromkeys(("void", "initial_fault", "non_finite", "groups_dropped", "groups_informative"), 0.0)
     for episode in episodes:
+        members = groups[episode.request.group_id]  # A group that is wholly void is a group too.
         if not episode.trainable:
             counts["initial_fault" if episode.initial_fault else "void"] += 1
         elif not np.isfinite(episode.rewards).all():
             counts["non_finite"] += 1
         else:
-            groups[episode.request.group_id].append(episode)
+            members.append(episode)
     chosen: list[Episode] = []
     advantages: list[NDArray[np.float64]] = []
     for members in groups.values():
@@ -148,13 +154,15 @@ def select(episodes: list[Episode], config: GrpoConfig, minimum_group: int) -> S
         advantages += per_tick
     counts["groups"] = float(len(groups))
     if not chosen:
-        return StepData({}, None, np.zeros(0, np.float32), counts)
+        return StepData({}, None, np.zeros(0, np.float32), Sampling(), counts)
+    assert len({episode.sampling for episode in chosen}) == 1, "a step's episodes were sampled in different ways"
     advantage = np.concatenate(advantages)
     controls = np.concatenate([episode.controls for episode in chosen])
     rows = np.flatnonzero(controls & (np.abs(advantage) >= config.least_advantage) & (advantage != 0.0))
     observation, decisions = decision_batch(chosen)
     counts["decisions"], counts["decisions_kept"] = float(len(advantage)), float(len(rows))
-    return StepData(take(observation, rows), decisions.take(rows), advantage[rows].astype(np.float32), counts)
+    kept = advantage[rows].astype(np.float32)
+    return StepData(take(observation, rows), decisions.take(rows), kept, chosen[0].sampling, counts)
 
 
 def optimise(
@@ -163,58 +171,67 @@ def optimise(
     data: StepData,
     config: GrpoConfig,
     order_seed: int,
-    sampling: Sampling,
     reference: torch.nn.Module | None = None,
 ) -> dict[str, float]:
     """`epochs` passes in minibatches over a step's decisions; returns numbers to log.
 
-    A minibatch whose loss, log-probabilities or gradient are not finite makes no optimiser step and is counted.
+    A minibatch whose loss, log-probabilities or gradient are not finite makes no optimiser step and is counted; one in
+    which no factor of any decision counts makes none either.
     """
+    assert data.decisions is not None
     count = len(data.advantage_B)
-    parts: list[LossParts] = []
-    norms: list[float] = []
-    stopped, refused, entropy = 0.0, 0.0, 0.0
+    valid = np.asarray(data.decisions.log_prob_mask.any(axis=1))
+    logged: list[dict[str, float]] = []
+    stopped, refused = 0.0, 0.0
     for epoch in range(config.epochs):
         order = generator(order_seed, epoch).permutation(count)
         for rows in np.array_split(order, max(1, round(count / config.minibatch))):
             optimiser.zero_grad()
+            rows = rows[valid[rows]]
+            if not len(rows):
+                continue
             finite, pieces = True, []
             micro = config.micro_batch or len(rows)
             for start in range(0, len(rows), micro):
-                piece, entropy = _loss(
-                    policy, data, rows[start : start + micro], len(rows), config, sampling, reference
-                )
+                piece, entropy = _loss(policy, data, rows[start : start + micro], len(rows), config, reference)
                 finite = finite and piece.finite
-                if piece.valid and finite:
+                if finite:
                     piece.loss.backward()
-                pieces.append(piece)
+                pieces.append((piece, entropy))
             norm = torch.nn.utils.clip_grad_norm_(policy.module.parameters(), config.gradient_clip)
             if not finite or not bool(torch.isfinite(norm)):
                 refused += 1
                 optimiser.zero_grad()
                 continue
-            if any(piece.valid for piece in pieces):
-                optimiser.step()
-            parts += pieces
-            norms.append(float(norm))
-            if np.mean([piece.kl_old for piece in pieces]) > config.kl_stop:
+            optimiser.step()
+            logged.append(_merge(pieces) | {"gradient_norm": float(norm), "valid": float(len(rows))})
+            if logged[-1]["kl"] > config.kl_stop:
                 stopped = 1.0
                 break
         if stopped:
             break
-    numbers = {"steps_refused": refused, "kl_stopped": stopped, "entropy": entropy}
-    if parts:
-        weight = np.array([part.valid for part in parts], np.float64)
-        mean = lambda values: float(np.average(values, weights=np.maximum(weight, 1e-9)))  # noqa: E731
-        numbers |= {
-            "loss": mean([float(part.loss.detach()) for part in parts]),
-            "kl": mean([part.kl_old for part in parts]),
-            "clip_share": mean([part.clip_share for part in parts]),
-            "ratio_min": min(part.ratio_min for part in parts),
-            "ratio_max": max(part.ratio_max for part in parts),
-            "gradient_norm": float(np.mean(norms)),
-        }
+    numbers = {"steps_refused": refused, "kl_stopped": stopped}
+    if logged:
+        weights = [part["valid"] for part in logged]
+        for name in ("loss", "kl", "clip_share", "entropy"):
+            numbers[name] = float(np.average([part[name] for part in logged], weights=weights))
+        numbers["ratio_min"] = min(part["ratio_min"] for part in logged)
+        numbers["ratio_max"] = max(part["ratio_max"] for part in logged)
+        numbers["gradient_norm"] = float(np.mean([part["gradient_norm"] for part in logged]))
     return numbers
+
+
+def _merge(pieces: list[tuple[LossParts, float]]) -> dict[str, float]:
+    """The numbers of a minibatch from its micro-batches, whose losses are shares of one sum."""
+    weights = [part.valid for part, _ in pieces]
+    return {
+        "loss": sum(float(part.loss.detach()) for part, _ in pieces),
+        "kl": float(np.average([part.kl_old for part, _ in pieces], weights=weights)),
+        "clip_share": float(np.average([part.clip_share for part, _ in pieces], weights=weights)),
+        "entropy": float(np.average([entropy for _, entropy in pieces], weights=weights)),
+        "ratio_min": min(part.ratio_min for part, _ in pieces),
+        "ratio_max": max(part.ratio_max for part, _ in pieces),
+    }
 
 
 def _loss(
@@ -223,19 +240,18 @@ def _loss(
     rows: NDArray[np.int64],
     count: int,
     config: GrpoConfig,
-    sampling: Sampling,
     reference: torch.nn.Module | None,
 ) -> tuple[LossParts, float]:
     assert data.decisions is not None
     observation, decisions = take(data.observation, rows), data.decisions.take(rows)
-    score = policy.score(observation, decisions, sampling)
+    score = policy.score(observation, decisions, data.sampling)
     device = score.log_prob.device
     before = None
     if reference is not None:
         with torch.no_grad():
             own, policy.module = policy.module, reference
             try:
-                before = policy.score(observation, decisions, sampling).log_prob
+                before = policy.score(observation, decisions, data.sampling).log_prob
             finally:
                 policy.module = own
     parts = grpo_loss(
@@ -254,9 +270,11 @@ def _loss(
 
 def _drive_numbers(episodes: list[Episode]) -> dict[str, float]:
     """Reward, terms and scores of the drives that count."""
-    good = [episode for episode in episodes if episode.trainable]
+    good = [episode for episode in episodes if episode.trainable and np.isfinite(episode.rewards).all()]
     if not good:
-        raise ConfigError("no episode of this step is usable; see the failures in per_scene.parquet", key="simulator")
+        texts = sorted({episode.failure.text for episode in episodes if episode.failure is not None})
+        why = texts[0] if texts else "each is at fault from its start, or has a reward that is not finite"
+        raise SimulatorError(f"none of the {len(episodes)} episodes of this step is usable: {why}", code="NO_EPISODE")
     numbers = {
         "reward": float(np.mean([episode.rewards.sum() for episode in good])),
         "driving_score": float(np.mean([episode.driving_score for episode in good])),

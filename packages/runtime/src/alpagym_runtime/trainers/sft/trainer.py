@@ -49,7 +49,7 @@ class SftTrainer:
         for epoch in range(first, config.epochs):
             started = time.perf_counter()
             order = generator(run.config.run.seed, 7, epoch).permutation(len(target))
-            total = torch.zeros(())
+            total, refused = torch.zeros(()), 0
             for b, rows in enumerate(np.array_split(order, batches)):
                 rate = _one_cycle((epoch * batches + b) / (config.epochs * batches)) * config.learning_rate
                 for group in optimiser.param_groups:
@@ -57,10 +57,17 @@ class SftTrainer:
                 loss = policy.imitation_loss(take(observation, rows), target[rows]).mean()
                 optimiser.zero_grad()
                 loss.backward()
-                torch.nn.utils.clip_grad_norm_(policy.module.parameters(), config.gradient_clip)
+                norm = torch.nn.utils.clip_grad_norm_(policy.module.parameters(), config.gradient_clip)
+                if not bool(torch.isfinite(norm)) or not bool(torch.isfinite(loss)):
+                    refused += 1
+                    continue
                 optimiser.step()
                 total += loss.detach()
-            numbers = {"loss": float(total) / batches, "samples": float(len(target))}
+            numbers = {
+                "loss": float(total) / max(batches - refused, 1),
+                "samples": float(len(target)),
+                "steps_refused": float(refused),
+            }
             run.end_step(STAGE, epoch + 1, config.epochs, numbers, time.perf_counter() - started, optimiser)
 
     def _data(self, run: Run) -> tuple[Observation, np.ndarray]:

@@ -1,0 +1,295 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from alpagym_plugins import ConfigError
+from alpagym_runtime.policies.unicycle import KNOT_TIMES_S, knots_of_plan, roll_out
+from alpagym_runtime.random import normal
+from alpagym_runtime.testing.conformance import TrainablePolicyConformance
+from alpagym_runtime.testing.examples import assert_same, example_observation
+from alpagym_runtime.types import ImitatingPolicy, Sampling
+from alpagym_waypoint.config import WaypointConfig
+from alpagym_waypoint.policy import UNITS, bucket, features
+
+MEAN = Sampling("mean")
+
+
+class TestWaypoint(TrainablePolicyConformance):
+    def make(self):
+        return WaypointConfig(hidden=16).build()
+
+
+class TestWaypointHotWithWhiteNoise(TrainablePolicyConformance):
+    sampling = Sampling("sample", 2.5)
+
+    def make(self):
+        return WaypointConfig(hidden=16, actors=1, noise_correlation=0.0, seed=3).build()
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return WaypointConfig(hidden=16).build()
+
+
+def observe(policy, count=5, *, first_tick=False):
+    observation = example_observation(policy.spec, count, 1)
+    observation["ego_dynamics_rig"][:, 0] += 5.0
+    if first_tick:
+        observation["carry_noise"][:] = 0.0
+    return observation
+
+
+def seeds(count):
+    return np.arange(count, dtype=np.uint64) + np.uint64(7)
+
+
+def knots_of(decision, observation):
+    return knots_of_plan(decision.plan_rig, observation["ego_dynamics_rig"][:, 0].astype(np.float64))
+
+
+# ---------------------------------------------------------------- plans and their knots
+
+
+def test_a_plan_from_knots_gives_its_knots_back():
+    random = np.random.default_rng(0)
+    knots = random.uniform(-1.0, 1.0, (32, 2, 8)) * np.array([0.8, 0.02])[None, :, None]
+    speed = random.uniform(8.0, 20.0, 32)
+    plan = roll_out(knots, speed)
+    assert plan.dtype == np.float32
+    found = knots_of_plan(plan, speed)
+    # The ridges of the least squares and float32 positions cost a little.
+    np.testing.assert_allclose(found[:, 0], knots[:, 0], atol=0.1)
+    np.testing.assert_allclose(found[:, 1], knots[:, 1], atol=1e-3)
+    np.testing.assert_allclose(roll_out(found, speed), plan, atol=0.1)
+
+
+def test_zero_knots_keep_speed_and_heading():
+    plan = roll_out(np.zeros((1, 2, 8)), np.array([10.0]))
+    # 10 m/s · 0.1 s = 1 m a step
+    np.testing.assert_allclose(plan[0, :, 0], np.arange(1, 65), rtol=1e-6)
+    assert not plan[0, :, 1:].any()
+
+
+def test_a_positive_curvature_turns_left():
+    knots = np.zeros((1, 2, 8))
+    knots[0, 1] = 0.01
+    plan = roll_out(knots, np.array([10.0]))
+    # 64 m on a circle of 100 m: 0.64 rad
+    np.testing.assert_allclose(plan[0, -1, 2], 0.64, atol=1e-6)
+    np.testing.assert_allclose(plan[0, -1, :2], [100 * np.sin(0.64), 100 * (1 - np.cos(0.64))], atol=0.01)
+
+
+def test_a_plan_stops_and_never_reverses():
+    knots = np.zeros((1, 2, 8))
+    knots[0, 0] = -5.0
+    plan = roll_out(knots, np.array([10.0]))
+    # v²/2a = 100/10 = 10 m, reached after 2 s
+    np.testing.assert_allclose(plan[0, 20:, 0], 10.0, atol=1e-4)
+
+
+# ---------------------------------------------------------------- distribution
+
+
+def test_exploration_moves_four_values_only(policy):
+    observation = observe(policy, first_tick=True)
+    mean = policy.act(observation, seeds(5), MEAN)
+    drawn = policy.act(observation, seeds(5), Sampling())
+    noise = normal(seeds(5), 4)
+    np.testing.assert_allclose(drawn.carry["noise"], noise, atol=1e-6)
+    # Knots before 1 s shift together, those from 1 to 2 s together, the later ones not at all.
+    std = np.repeat([0.7, 0.1], 2)
+    np.testing.assert_allclose(drawn.trace["action"] - mean.trace["action"], noise * std, atol=1e-5)
+    early, late = KNOT_TIMES_S < 1.0, KNOT_TIMES_S > 2.0
+    next_ = ~early & ~late
+    shift = np.zeros((5, 2, 8))
+    for kind in range(2):
+        shift[:, kind, early] = (noise * std * np.repeat(UNITS, 2))[:, 2 * kind, None]
+        shift[:, kind, next_] = (noise * std * np.repeat(UNITS, 2))[:, 2 * kind + 1, None]
+    speed = observation["ego_dynamics_rig"][:, 0].astype(np.float64)
+    knots = policy.forward(observation).detach().numpy().reshape(5, 2, 8) * UNITS[None, :, None]
+    np.testing.assert_allclose(drawn.plan_rig, roll_out(knots + shift, speed), atol=2e-3)
+
+
+def test_the_mean_plan_uses_all_knots(policy):
+    observation = observe(policy)
+    other = WaypointConfig(hidden=16).build()
+    with torch.no_grad():
+        other.module.head.bias.copy_(torch.linspace(-0.2, 0.2, 16))
+    decision = other.act(observation, seeds(5), MEAN)
+    wanted = other.forward(observation).detach().numpy().reshape(5, 2, 8) * UNITS[None, :, None]
+    speed = observation["ego_dynamics_rig"][:, 0].astype(np.float64)
+    np.testing.assert_allclose(decision.plan_rig, roll_out(wanted, speed), atol=1e-4)
+    assert len(np.unique(np.round(wanted[0].ravel(), 4))) == 16
+    assert not decision.carry["noise"].any()
+
+
+def test_the_first_plan_of_fresh_weights_keeps_about_its_speed_and_heading(policy):
+    observation = observe(policy)
+    knots = policy.forward(observation).detach().numpy().reshape(5, 2, 8) * UNITS[None, :, None]
+    assert np.abs(knots[:, 0]).max() < 0.5
+    assert np.abs(knots[:, 1]).max() < 0.01
+
+
+def test_noise_is_correlated_over_ticks_with_unit_variance(policy):
+    count = 4000
+    observation = observe(policy, 1, first_tick=True)
+    observation = {name: np.repeat(array, count, axis=0) for name, array in observation.items()}
+    history = []
+    for tick in range(4):
+        decision = policy.act(observation, seeds(count) + np.uint64(100_000 * tick), Sampling())
+        observation["carry_noise"] = decision.carry["noise"]
+        history.append(decision.carry["noise"].ravel())
+    # 16000 values: the error of a standard deviation is 1/sqrt(2·16000) = 0.006, of a correlation 0.008.
+    np.testing.assert_allclose([h.std() for h in history], 1.0, atol=0.03)
+    np.testing.assert_allclose(np.corrcoef(history)[0], [1.0, 0.9, 0.81, 0.729], atol=0.03)
+
+
+def test_the_log_probability_by_hand(policy):
+    # Four independent Gaussians: -Σ z²/2 - Σ ln σ - 2 ln 2π, σ = temperature · (0.7, 0.7, 0.1, 0.1).
+    observation = observe(policy, first_tick=True)
+    decision = policy.act(observation, seeds(5), Sampling("sample", 2.0))
+    z = normal(seeds(5), 4)
+    wanted = -0.5 * (z**2).sum(axis=1) - 2 * np.log(1.4) - 2 * np.log(0.2) - 2 * np.log(2 * np.pi)
+    np.testing.assert_allclose(decision.log_prob[:, 0], wanted, atol=1e-4)
+    # Entropy of a Gaussian: ln σ + (1 + ln 2π)/2, four times.
+    score = policy.score(observation, decision, Sampling("sample", 2.0))
+    wanted = 2 * np.log(1.4) + 2 * np.log(0.2) + 2 * (1 + np.log(2 * np.pi))
+    np.testing.assert_allclose(score.entropy.numpy(), wanted, atol=1e-5)
+
+
+def test_another_temperature_is_another_density(policy):
+    observation = observe(policy)
+    decision = policy.act(observation, seeds(5), Sampling("sample", 2.0))
+    again = policy.score(observation, decision, Sampling("sample", 2.0)).log_prob.detach().numpy()
+    other = policy.score(observation, decision, Sampling("sample", 1.0)).log_prob.detach().numpy()
+    np.testing.assert_allclose(np.exp(again - decision.log_prob), 1.0, atol=1e-6)
+    assert np.abs(other - decision.log_prob).min() > 0.1
+
+
+# ---------------------------------------------------------------- forwards
+
+
+@pytest.mark.parametrize(("count", "rows"), [(0, 8), (1, 8), (8, 8), (9, 16), (16, 16), (17, 32), (257, 512)])
+def test_forwards_are_padded_to_buckets(count, rows):
+    assert bucket(count) == rows
+
+
+@pytest.mark.parametrize("junk", [0.0, 1e30, np.nan, np.inf])
+def test_what_is_masked_is_not_read(policy, junk):
+    observation = observe(policy)
+    for mask, field in (
+        ("ego_history_mask", "ego_history_rig"),
+        ("route_mask", "route_rig"),
+        ("actors_mask", "actors_rig"),
+    ):
+        observation[mask] = np.zeros_like(observation[mask])
+        observation[field] = np.full_like(observation[field], junk)
+    clean = observation | {
+        name: np.zeros_like(observation[name]) for name in ("ego_history_rig", "route_rig", "actors_rig")
+    }
+    with np.errstate(all="ignore"):
+        found = policy.act(observation, seeds(5), Sampling())
+        score = policy.score(observation, found, Sampling())
+    assert_same(found, policy.act(clean, seeds(5), Sampling()), "the decision")
+    assert np.isfinite(found.plan_rig).all()
+    score.log_prob.sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in policy.module.parameters())
+    policy.module.zero_grad(set_to_none=True)
+
+
+def test_the_order_of_road_users_does_not_matter(policy):
+    observation = observe(policy)
+    shuffled = observation | {name: observation[name][:, ::-1].copy() for name in ("actors_rig", "actors_mask")}
+    assert_same(policy.act(shuffled, seeds(5), MEAN), policy.act(observation, seeds(5), MEAN), "the decision")
+
+
+def test_inputs_far_out_of_range_are_bounded(policy):
+    observation = observe(policy)
+    observation["actors_rig"][..., :5] = 1e6
+    observation["route_rig"][:] = -1e6
+    ego, actors, _ = features(observation)
+    assert max(np.abs(ego).max(), np.abs(actors).max()) <= 6.0
+
+
+def test_a_seed_gives_the_weights_and_leaves_the_global_generator_alone():
+    state = torch.random.get_rng_state()
+    first, second, other = (WaypointConfig(hidden=16, seed=seed).build().module.state_dict() for seed in (1, 1, 2))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(first["head.weight"], other["head.weight"])
+
+
+# ---------------------------------------------------------------- imitation
+
+
+def test_imitation_learns_an_experts_plans():
+    policy = WaypointConfig(hidden=32).build()
+    assert isinstance(policy, ImitatingPolicy)
+    observation = observe(policy, 64)
+    speed = observation["ego_dynamics_rig"][:, 0].astype(np.float64)
+    knots = np.zeros((64, 2, 8))
+    knots[:, 0] = np.clip((12.0 - speed) / 4.0, -1.5, 1.5)[:, None]
+    target = roll_out(knots, speed)
+    optimiser = torch.optim.Adam(policy.module.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(40):
+        loss = policy.imitation_loss(observation, target)
+        assert tuple(loss.shape) == (64,)
+        optimiser.zero_grad()
+        loss.mean().backward()
+        optimiser.step()
+        losses.append(loss.mean().item())
+    assert losses[-1] < 0.3 * losses[0]
+    found = policy.act(observation, seeds(64), MEAN).plan_rig
+    before = WaypointConfig(hidden=32).build().act(observation, seeds(64), MEAN).plan_rig
+    assert np.abs(found - target)[:, 20].mean() < np.abs(before - target)[:, 20].mean()
+
+
+def test_a_plan_of_its_own_costs_nothing(policy):
+    observation = observe(policy)
+    plan = policy.act(observation, seeds(5), MEAN).plan_rig
+    assert policy.imitation_loss(observation, plan).max().item() < 1e-3
+
+
+# ---------------------------------------------------------------- configuration
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("hidden", 15), ("actors", 0), ("acceleration_std", 0.0), ("curvature_std", -1.0), ("noise_correlation", 1.0)],
+)
+def test_an_option_out_of_range_is_named(option, value):
+    with pytest.raises(ConfigError, match=f"{option}: must be a finite number"):
+        WaypointConfig(**{option: value})
+
+
+def run_without_torch(code):
+    """Runs code in a process where torch cannot be imported."""
+    block = (
+        "import sys\n"
+        "class Block:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] == 'torch':\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Block())\n"
+        "from alpagym_waypoint.config import WaypointConfig\n"
+    )
+    return subprocess.run([sys.executable, "-c", block + code], capture_output=True, text=True, check=False)
+
+
+def test_the_spec_needs_no_torch():
+    done = run_without_torch("spec = WaypointConfig(actors=3).spec()\nprint(spec.actors, 'torch' in sys.modules)")
+    assert (done.returncode, done.stdout) == (0, "3 False\n"), done.stderr
+
+
+def test_building_without_torch_says_what_to_install():
+    done = run_without_torch("WaypointConfig().build()")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith(
+        "ConfigError: policy: policy 'waypoint' needs the module 'torch': pip install 'alpagym-waypoint[torch]'"
+    )

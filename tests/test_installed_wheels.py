@@ -1,0 +1,146 @@
+"""What a user gets: the wheels, installed without torch into a fresh environment, used outside the repository."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# `commonroad` needs a folder; a dry run does not read it.
+MORE = {"dataset=commonroad": ["dataset.path=recordings"]}
+SMALL = ("dataset.test_scenes=1", "expected_valid_steps=3", "evaluation.bootstrap=100", "rollout.slots=2")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(shutil.which("uv") is None, reason="needs uv: python3 -m pip install uv"),
+]
+
+
+def run(*command, cwd, code=0):
+    clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")}
+    done = subprocess.run(
+        [str(word) for word in command], cwd=cwd, env=clean, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+@pytest.fixture(scope="module")
+def bin_folder(tmp_path_factory):
+    """`bin` of an environment that holds our wheels and what they depend on, at the lock's versions."""
+    work = tmp_path_factory.mktemp("installed")
+    run("uv", "build", "--quiet", "--all-packages", "--wheel", "--out-dir", work / "dist", cwd=ROOT)
+    locked = ("--frozen", "--package", "alpagym-host", "--no-emit-workspace", "--no-hashes")
+    run("uv", "export", "--quiet", *locked, "--output-file", work / "locked.txt", cwd=ROOT)
+    run("uv", "venv", "--quiet", work / "venv", cwd=work)
+    python = work / "venv" / "bin" / "python"
+    wheels = sorted((work / "dist").glob("*.whl"))
+    assert len(wheels) == len(list(ROOT.glob("packages/*/pyproject.toml"))) + len(
+        list(ROOT.glob("packages/policies/*/pyproject.toml"))
+    )
+    options = ("--quiet", "--python", python, "--constraints", work / "locked.txt")
+    run("uv", "pip", "install", *options, *wheels, cwd=work)
+    return python.parent
+
+
+def test_the_packages_come_from_the_environment_and_torch_is_absent(bin_folder, tmp_path):
+    code = """
+import importlib.util, alpagym_plugins, alpagym_runtime, alpagym_host, alpagym_waypoint, alpagym_alpasim_configs
+for module in (alpagym_plugins, alpagym_runtime, alpagym_host, alpagym_waypoint, alpagym_alpasim_configs):
+    assert "site-packages" in module.__file__, module.__file__
+assert importlib.util.find_spec("torch") is None
+"""
+    run(bin_folder / "python", "-c", code, cwd=tmp_path)
+
+
+def test_every_module_imports_with_the_declared_dependencies_only(bin_folder, tmp_path):
+    # Without the extra, a module may miss torch and nothing else.
+    code = """
+import importlib, pkgutil
+import alpagym_plugins, alpagym_runtime, alpagym_host, alpagym_waypoint, alpagym_alpasim_configs
+count = 0
+for package in (alpagym_plugins, alpagym_runtime, alpagym_host, alpagym_waypoint, alpagym_alpasim_configs):
+    for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        try:
+            importlib.import_module(found.name)
+            count += 1
+        except ModuleNotFoundError as err:
+            allowed = found.name.startswith(("alpagym_runtime.trainers.", "alpagym_waypoint.policy"))
+            assert err.name == "torch" and allowed, (found.name, err)
+print(count)
+"""
+    assert int(run(bin_folder / "python", "-c", code, cwd=tmp_path).stdout) > 50
+
+
+def test_help(bin_folder, tmp_path):
+    assert "evaluate" in run(bin_folder / "alpagym", "--help", cwd=tmp_path).stdout
+    for command in ("train", "evaluate", "resume", "plugins", "scenes"):
+        run(bin_folder / "alpagym", command, "--help", cwd=tmp_path)
+
+
+def test_every_preset_of_every_group_composes(bin_folder, tmp_path):
+    presets = [
+        f"{path.parent.name}={path.stem}"
+        for path in sorted((ROOT / "packages/host/src/alpagym_host/conf").glob("*/*.yaml"))
+    ]
+    assert len(presets) > 15
+    # In one process: what takes time is starting Python and Hydra.
+    code = """
+import contextlib, io, json, sys
+from alpagym_host.cli import main
+for preset, more in json.loads(sys.argv[1]).items():
+    sys.argv = ["alpagym", "train", preset, *more, "--dry-run"]
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        try:
+            main()
+        except SystemExit as leave:
+            assert not leave.code, (preset, leave.code)
+    assert "schema_version" in shown.getvalue(), preset
+assert "torch" not in sys.modules
+"""
+    words = json.dumps({preset: MORE.get(preset, []) for preset in presets})
+    run(bin_folder / "python", "-c", code, words, cwd=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("policy", ["constant_speed", "route_follower", "log_replay"])
+@pytest.mark.parametrize("simulator", ["toy", "embedded"])
+def test_a_baseline_drives_without_torch(bin_folder, tmp_path, simulator, policy):
+    words = (f"policy={policy}", f"simulator={simulator}", *SMALL)
+    run(bin_folder / "alpagym", "evaluate", *words, "--directory", "run", cwd=tmp_path)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["evaluations"]["final"]["driving_score"]["n"] == 1
+    assert "torch" not in summary["versions"]
+
+
+def test_the_gymnasium_environment_runs_without_torch(bin_folder, tmp_path):
+    code = """
+import gymnasium
+env = gymnasium.make("alpagym_runtime:alpagym/Embedded-v0")
+env.reset(seed=1)
+env.step(env.action_space.sample())
+env.close()
+"""
+    run(bin_folder / "python", "-c", code, cwd=tmp_path)
+
+
+def test_training_without_torch_says_what_to_install_and_leaves_nothing(bin_folder, tmp_path):
+    for words in (["train"], ["evaluate", "policy=waypoint"]):
+        done = run(bin_folder / "alpagym", *words, "simulator=toy", "--directory", "run", cwd=tmp_path, code=2)
+        assert done.stderr.startswith("error: ")
+        assert "pip install 'alpagym-waypoint[torch]'" in done.stderr.splitlines()[0]
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("folder", ["/", ROOT / "packages" / "plugins"])
+def test_it_runs_from_any_folder(bin_folder, folder, tmp_path):
+    words = ("policy=constant_speed", "simulator=toy", *SMALL)
+    run(bin_folder / "alpagym", "evaluate", *words, "--directory", tmp_path / "run", cwd=folder)
+    assert (tmp_path / "run" / "summary.json").is_file()
