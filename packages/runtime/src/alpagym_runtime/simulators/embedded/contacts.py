@@ -8,7 +8,7 @@ import numpy as np
 
 from alpagym_runtime.geometry import CONTACT_TOLERANCE_M
 from alpagym_runtime.geometry_kernels import box_inside_kernel, box_penetration_kernel
-from alpagym_runtime.kernels import kernel
+from alpagym_runtime.kernels import inlined, kernel
 from alpagym_runtime.simulators.embedded.route import project
 from alpagym_runtime.simulators.embedded.scene_bank import (
     ACTOR,
@@ -34,7 +34,7 @@ FORESIGHT_S = 5.0
 """Collisions later than this do not count for the time to collision."""
 
 
-@kernel
+@inlined
 def on_the_road(bank, scene, state):
     """Whether the box of an ego at state (rig x, y, yaw first) lies inside the scene's area."""
     row, number = bank.rows[scene], bank.numbers[scene]
@@ -102,7 +102,7 @@ def at_fault(bank, scene, segment, ego_before, ego_after, ego_size, other_before
     return ego_nearer > SIDEWAYS_MPS * STEP_S and ego_nearer >= other_nearer
 
 
-@kernel
+@inlined
 def new_contacts(bank, slots, i, before, count_new):
     """Mark and count road users that newly overlap the ego: (collisions, at fault); `before`: its state a step ago."""
     scene, state, hit = slots.scene[i], slots.state[i], slots.hit[i]
@@ -178,7 +178,7 @@ def seconds_to_contact(ax, ay, ayaw, alength, awidth, bx, by, byaw, blength, bwi
     return enter if enter < leave - 1e-12 else 1e18
 
 
-@kernel
+@inlined
 def time_to_collision(bank, slots, i):
     """Seconds until the ego's box meets the first of the others', all at their present velocities; 1e18: not soon."""
     scene, state = slots.scene[i], slots.state[i]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from alpagym_runtime.kernels import kernel
+from alpagym_runtime.kernels import inlined
 from alpagym_runtime.simulators.embedded.route import project
 from alpagym_runtime.simulators.embedded.scene import STANDING_REFERENCE_M
 from alpagym_runtime.simulators.embedded.scene_bank import (
@@ -31,7 +31,7 @@ from alpagym_runtime.simulators.embedded.vehicle import (
 )
 
 
-@kernel
+@inlined
 def report(bank, slots, i, acceleration_before, lateral_before):
     """Measures of the present step that are functions of the state."""
     scene, step = slots.scene[i], slots.step[i]

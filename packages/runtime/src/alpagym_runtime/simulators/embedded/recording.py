@@ -49,5 +49,7 @@ def record(scene: Scene, drive_from: int | None = None) -> Scene | None:
     # An agent leaves at its path's end and never comes back.
     length = np.maximum(there.cumprod(axis=1).sum(axis=1), 1)
     tracks[:, :, 2] = np.unwrap(tracks[:, :, 2], axis=1)
+    # What nobody reads shall not differ between a scene and its copy read from a file.
+    tracks[np.arange(steps) >= length[:, None]] = 0.0
     actors = Actors(tracks, np.zeros(count, np.int64), length - 1, scene.actors.size, scene.actors.kind)
     return replace(scene, ego_log=log, actors=actors)

@@ -2,7 +2,7 @@
 
 An agent follows its own path. It keeps its distance by the intelligent driver model, slows for bends, stops at signals,
 waits for traffic that goes first, lets people cross, and changes lanes when that pays. Leaders are searched for in the
-corridor of the path, every third step for each agent; in between, only the distance to the one found is renewed.
+corridor of the path, every fourth step for each agent; in between, only the distance to the one found is renewed.
 
 Sources: IDM, Treiber, Hennecke, Helbing 2000, doi:10.1103/PhysRevE.62.1805; lane changes by MOBIL's incentive and
 safety criteria with politeness 0, Kesting, Treiber, Helbing 2007, doi:10.3141/1999-10.
@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 
-from alpagym_runtime.kernels import kernel
+from alpagym_runtime.kernels import inlined, kernel
 from alpagym_runtime.simulators.embedded.lane_map import GREEN, RED, YELLOW
 from alpagym_runtime.simulators.embedded.scene import KINDS
 from alpagym_runtime.simulators.embedded.scene_bank import (
@@ -46,7 +46,7 @@ X, Y, COS, SIN, PACE, LONG, WIDE, ON_FOOT = range(8)
 PEDESTRIAN = KINDS.index("pedestrian")
 NOBODY = -1
 
-SEARCH_EVERY = 3
+SEARCH_EVERY = 4
 SIGHT_M = 55.0
 ACCELERATE_MPS2, BRAKE_MPS2, HARDEST_MPS2 = 1.6, 2.2, -8.0
 COMFORT_MPS2 = 2.0 * math.sqrt(ACCELERATE_MPS2 * BRAKE_MPS2)
@@ -87,7 +87,7 @@ def pose_on_path(bank, agent, arc, offset, out):
     out[2] = yaw
 
 
-@kernel
+@inlined
 def begin_traffic(bank, slots, i):
     """Put a scene's road users where they are at grid index 0."""
     scene = slots.scene[i]
@@ -108,7 +108,7 @@ def begin_traffic(bank, slots, i):
         slots.actors_before[i, a] = slots.actors[i, a]
 
 
-@kernel
+@inlined
 def step_traffic(bank, slots, i, ego):
     """Move a slot's road users to its present step; `ego` is the ego's state one step ago, when they decided."""
     scene, step = slots.scene[i], slots.step[i]
@@ -155,7 +155,7 @@ def _decide(paths, meta, numbers, stops, signals, cycle, yellow, present, state,
             )
 
 
-@kernel
+@inlined
 def _look_around(bank, slots, i, ego, around):
     """Everybody whom agents may meet, as rows [A+1,8]; the last is the ego, absent ones are far away."""
     scene = slots.scene[i]
@@ -173,7 +173,7 @@ def _look_around(bank, slots, i, ego, around):
     row[LONG], row[WIDE], row[ON_FOOT] = number[LENGTH], number[WIDTH], 0.0
 
 
-@kernel
+@inlined
 def _replay(bank, slots, i, scene, step):
     """Recorded road users where they are at the present step; each only inside its interval."""
     for a in range(bank.rows[scene, ACTOR_N]):

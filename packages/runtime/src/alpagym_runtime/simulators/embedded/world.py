@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from alpagym_runtime.kernels import kernel
+from alpagym_runtime.kernels import inlined, kernel
 from alpagym_runtime.simulators.embedded.contacts import new_contacts, on_the_road, time_to_collision
 from alpagym_runtime.simulators.embedded.dynamic_vehicle import clip_commands, command_for_plan, drive_dynamic
 from alpagym_runtime.simulators.embedded.measures import report
@@ -89,7 +89,7 @@ def begin(bank, slots, rows, scenes, handovers, starts):
             _hand_over(bank, slots, i)
 
 
-@kernel
+@inlined
 def _hand_over(bank, slots, i):
     """The initial sample: what overlaps or is outside now is an initial fault, not the policy's doing."""
     scene, state = slots.scene[i], slots.state[i]
@@ -105,7 +105,7 @@ def _hand_over(bank, slots, i):
     _foresee(bank, slots, i)
 
 
-@kernel
+@inlined
 def _foresee(bank, slots, i):
     """The time to collision; once a tick, for it looks at every road user."""
     seconds = time_to_collision(bank, slots, i)
@@ -132,7 +132,7 @@ def _log_state(log, k, out, wheelbase, vehicle):
     out[EGO_STEER], out[EGO_THROTTLE] = math.atan(curvature * wheelbase), out[EGO_ACCELERATION]
 
 
-@kernel
+@inlined
 def _follow_plan(slots, i, inner, plan_step_s, wheelbase, ahead):
     """Drive the kinematic vehicle one inner step along the slot's plan, from its first point still ahead in time."""
     state, plan, pose = slots.state[i], slots.plan[i], slots.plan_pose[i]
@@ -155,7 +155,7 @@ def _follow_plan(slots, i, inner, plan_step_s, wheelbase, ahead):
     drive(state, acceleration, curvature, wheelbase)
 
 
-@kernel
+@inlined
 def _drive_ego(slots, i, inner, plan_step_s, wheelbase, ahead):
     """One inner step of the slot's vehicle under its control, or along its plan where there is none."""
     state, control = slots.state[i], slots.control[i]
