@@ -54,6 +54,7 @@ class RouteFollowerConfig:
         lateral_acceleration_mps2: most lateral acceleration in curves.
         corridor_half_width_m: an actor whose box comes this close to the route is ahead of us.
         front_m: from the rig origin forward to the ego's bumper.
+        sees_traffic: False follows the route as if it were alone; for tables.
 
     """
 
@@ -66,10 +67,12 @@ class RouteFollowerConfig:
     lateral_acceleration_mps2: float = 2.5
     corridor_half_width_m: float = 1.3
     front_m: float = 4.1
+    sees_traffic: bool = True
 
     def __post_init__(self) -> None:
         for key, value in vars(self).items():
-            check_range(key, value, above=0, maximum=100)
+            if key != "sees_traffic":
+                check_range(key, value, above=0, maximum=100)
 
     def spec(self) -> PolicySpec:
         """Reads speed, route and actors."""

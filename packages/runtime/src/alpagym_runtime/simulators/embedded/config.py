@@ -21,7 +21,7 @@ class EmbeddedConfig:
         warmup_ticks: control periods before the handover in which the policy is asked and the recording drives.
         end_on: events that end the drive: collision, offroad, goal; with [] it drives on, uncounted after the first.
         vehicle: alpasim | kinematic: AlpaSim's dynamic bicycle and controller, or a kinematic one that follows plans
-            more closely (ADR 7, ADR 8).
+            more closely (ADR 13, ADR 14).
         planner_delay_us: the controller follows the newest plan that is at least this old, or the oldest there is.
         alpasim_quirks: also copy what one would call faults of AlpaSim (docs/concepts.md lists them).
         measures: further measures to compute at each episode's end, such as alpasim/progress; what reward terms

@@ -4,7 +4,7 @@ Its linear MPC solves, every 0.1 s, a quadratic programme over 20 steps of the v
 minimise Σ_k≥10 (2 Δx² + Δy² + Δyaw² + 0.1 a²) + Σ_k (5 steer_command² + acceleration_command²). In the rig frame and
 without its bounds the minimiser is linear in the state and the reference, and splits in two: the longitudinal half does
 not depend on the state at all, the lateral half on the speed only. So its first command is a row of gains, tabulated on
-speed, and the bounds are kept by clipping (ADR 7). `tests/test_vehicle.py` holds it against the bounded programme.
+speed, and the bounds are kept by clipping (ADR 13). `tests/test_vehicle.py` holds it against the bounded programme.
 
 AlpaSim's kinematic model (below 5 m/s) is linearised at the present steering, so that the predicted speed turns the
 vehicle: that is a further row of gains, times the steering. Not here: that the longitudinal commands could help the

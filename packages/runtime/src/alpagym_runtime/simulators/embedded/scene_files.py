@@ -487,7 +487,7 @@ class _Reader:
             raise SceneError(f"no {METADATA}")
         text = self.members.read(METADATA, METADATA_BYTES_MAX)
         try:
-            data = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+            data = yaml.safe_load(text)
         except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as err:
             raise SceneError(f"{METADATA}: not YAML: {str(err)[:200]}") from err
         value = _Value(data, METADATA)["scene_id"]
