@@ -15,6 +15,7 @@ import typer
 
 from alpagym_host import episodes
 from alpagym_host.checkpoint_commands import checkpoint
+from alpagym_host.scene_commands import scenes
 from alpagym_plugins import GROUPS, ConfigError, PluginError
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-scenes = typer.Typer(help="Look at datasets.", no_args_is_help=True)
 app.add_typer(scenes, name="scenes")
 app.add_typer(checkpoint, name="checkpoint")
 app.add_typer(episodes.app, name="episodes")
@@ -181,33 +181,6 @@ def plugins() -> None:
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     for row in rows:
         print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]))
-
-
-@scenes.command("list")
-def list_scenes(overrides: Overrides = None) -> None:
-    """Print split, id and family of each scene of the dataset; counts and what was skipped go to stderr."""
-    from collections import Counter
-
-    from alpagym_host.compose import compose
-    from alpagym_runtime.simulators.embedded.dataset import CommonRoad, open_source
-
-    config = compose(overrides or [])
-    if config.simulator.type != "embedded":
-        raise ConfigError(f"{config.simulator.type!r} has scenes of its own; use embedded", key="simulator")
-    source = open_source(config.dataset)
-    chosen = config.dataset.scene_ids
-    splits = {split: source.ids(split) for split in ("train", "val", "test")} if chosen is None else {"chosen": chosen}
-    for split, ids in splits.items():
-        families = Counter[str]()
-        for scene_id in ids:
-            family = source.load(scene_id).family
-            families[family] += 1
-            print(f"{split}\t{scene_id}\t{family}")
-        counts = ", ".join(f"{family} {count}" for family, count in sorted(families.items()))
-        print(f"{split}: {len(ids)} scenes" + (f" ({counts})" if counts else ""), file=sys.stderr)
-    if isinstance(source, CommonRoad):
-        for bad in source.scenes.skipped:
-            print(f"skipped {bad.file}: {bad.reason}", file=sys.stderr)
 
 
 def _start(config: RunConfig, command: Command, dry_run: bool, directory: Path | None) -> None:

@@ -44,10 +44,10 @@ class DatasetSection:
     """Which scenes. The same section means the same scenes in every process.
 
     Attributes:
-        source: procedural | commonroad; simulators that have scenes of their own ignore it.
-        path: folder or file of recordings, for sources that read them.
+        source: procedural | road | commonroad | files; simulators that have scenes of their own ignore it.
+        path: folder or file of recordings or maps, for sources that read them.
         scene_ids: exactly these scenes, in all splits; null takes the source's splits.
-        split: what `evaluate` drives: train | val | test.
+        split: what `evaluate` drives: train | val | test; roads also have hard | bench.
         train_scenes, val_scenes, test_scenes: how many of each an endless source makes.
 
     """
@@ -61,12 +61,15 @@ class DatasetSection:
     test_scenes: int = 256
 
     def __post_init__(self) -> None:
-        check_choice("source", self.source, ("procedural", "commonroad"))
-        check_choice("split", self.split, ("train", "val", "test"))
+        check_choice("source", self.source, ("procedural", "road", "commonroad", "files"))
+        suites = ("hard", "bench") if self.source == "road" else ()
+        check_choice("split", self.split, ("train", "val", "test", *suites))
         for key in ("train_scenes", "val_scenes", "test_scenes"):
             check_range(key, getattr(self, key), minimum=1, maximum=1_000_000)
         if self.source == "commonroad" and not self.path:
             raise ConfigError("commonroad needs a folder or file of CommonRoad XML: dataset.path=DIR", key="path")
+        if self.source == "files" and not self.path:
+            raise ConfigError("files needs a folder or file of .usdz or .xodr: dataset.path=DIR", key="path")
         if self.scene_ids is not None and not self.scene_ids:
             raise ConfigError("is empty; give at least one scene or null", key="scene_ids")
 

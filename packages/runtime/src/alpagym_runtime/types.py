@@ -222,7 +222,7 @@ class MeasureSeries:
     time_us: NDArray[np.int64]
     value: NDArray[np.float64]
     valid: NDArray[np.bool_]
-    aggregation: Literal["last", "max", "mean"] = "last"
+    aggregation: Literal["last", "max", "mean", "min"] = "last"
 
     def aggregate(self) -> float:
         """One number for the episode; NaN where no sample is valid."""
@@ -231,7 +231,9 @@ class MeasureSeries:
             return float("nan")
         if self.aggregation == "last":
             return float(good[-1])
-        return float(good.max() if self.aggregation == "max" else good.mean())
+        if self.aggregation == "mean":
+            return float(good.mean())
+        return float(good.max() if self.aggregation == "max" else good.min())
 
 
 @dataclass(frozen=True)

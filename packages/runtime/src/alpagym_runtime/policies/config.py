@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from alpagym_plugins import check_range
 
 if TYPE_CHECKING:
+    from alpagym_runtime.policies.expert import Expert
     from alpagym_runtime.types import Policy, PolicySpec
 
 
@@ -53,6 +54,7 @@ class RouteFollowerConfig:
         lateral_acceleration_mps2: most lateral acceleration in curves.
         corridor_half_width_m: an actor whose box comes this close to the route is ahead of us.
         front_m: from the rig origin forward to the ego's bumper.
+        sees_traffic: False follows the route as if it were alone; for tables.
 
     """
 
@@ -65,10 +67,12 @@ class RouteFollowerConfig:
     lateral_acceleration_mps2: float = 2.5
     corridor_half_width_m: float = 1.3
     front_m: float = 4.1
+    sees_traffic: bool = True
 
     def __post_init__(self) -> None:
         for key, value in vars(self).items():
-            check_range(key, value, above=0, maximum=100)
+            if key != "sees_traffic":
+                check_range(key, value, above=0, maximum=100)
 
     def spec(self) -> PolicySpec:
         """Reads speed, route and actors."""
@@ -98,3 +102,20 @@ class LogReplayConfig:
         from alpagym_runtime.policies.log_replay import LogReplay
 
         return LogReplay(self)
+
+
+@dataclass
+class ExpertConfig:
+    """Drives what the world's expert would: it knows the traffic's plans. For tables, never a trainee."""
+
+    def spec(self) -> PolicySpec:
+        """Reads the label target_plan_rig."""
+        from alpagym_runtime.types import PolicySpec
+
+        return PolicySpec(fields=("ego_dynamics_rig",), privileged=("target_plan_rig",))
+
+    def build(self, device: str = "cpu") -> Expert:
+        """The policy."""
+        from alpagym_runtime.policies.expert import Expert
+
+        return Expert(self)

@@ -45,7 +45,8 @@ class RouteFollower:
         speed = np.maximum(observations["ego_dynamics_rig"][:, 0].astype(np.float64), 0.0)
         route = make_route(observations["route_rig"], observations["route_mask"])
         ego = route.project(np.zeros((len(speed), 1, 2)))
-        gap, leader_speed = self._leader(route, ego.arc[:, 0], observations["actors_rig"], observations["actors_mask"])
+        mask = observations["actors_mask"] if self._config.sees_traffic else np.zeros_like(observations["actors_mask"])
+        gap, leader_speed = self._leader(route, ego.arc[:, 0], observations["actors_rig"], mask)
         driven = self._speed_profile(route, ego.arc[:, 0], speed, gap, leader_speed)
         return plan_decision(_path(route, ego, speed, driven))
 

@@ -142,6 +142,8 @@ def straight_drive(
 class SceneList:
     """A `SceneSource` over scenes that are there already."""
 
+    skipped = ()
+
     def __init__(self, scenes: Sequence[Scene]) -> None:
         self._scenes = {scene.scene_id: scene for scene in scenes}
 

@@ -20,6 +20,13 @@ class EmbeddedConfig:
         control_period_us: time between decisions, a multiple of 100,000.
         warmup_ticks: control periods before the handover in which the policy is asked and the recording drives.
         end_on: events that end the drive: collision, offroad, goal; with [] it drives on, uncounted after the first.
+        vehicle: alpasim | kinematic: AlpaSim's dynamic bicycle and controller, or a kinematic one that follows plans
+            more closely (ADR 13, ADR 14).
+        planner_delay_us: the controller follows the newest plan that is at least this old, or the oldest there is.
+        alpasim_quirks: also copy what one would call faults of AlpaSim (docs/concepts.md lists them).
+        measures: further measures to compute at each episode's end, such as alpasim/progress; what reward terms
+            need is computed in any case.
+        traffic: reactive | replay; scenes without agents are always replayed.
         route_spacing_m: distance between route points in the observation.
         threads: 0 steps the world when it is asked for results; 1 steps it in a thread of its own, beside the policy.
 
@@ -28,6 +35,11 @@ class EmbeddedConfig:
     control_period_us: int = 200_000
     warmup_ticks: int = 0
     end_on: list[str] = field(default_factory=lambda: ["collision", "offroad", "goal"])
+    vehicle: str = "kinematic"
+    planner_delay_us: int = 0
+    alpasim_quirks: bool = False
+    measures: list[str] = field(default_factory=list)
+    traffic: str = "reactive"
     route_spacing_m: float = 4.0
     threads: int = 0
 
@@ -38,6 +50,9 @@ class EmbeddedConfig:
         check_range("warmup_ticks", self.warmup_ticks, minimum=0, maximum=1000)
         for i, event in enumerate(self.end_on):
             check_choice(f"end_on[{i}]", event, ("collision", "offroad", "goal"))
+        check_choice("vehicle", self.vehicle, ("alpasim", "kinematic"))
+        check_range("planner_delay_us", self.planner_delay_us, minimum=0, maximum=10_000_000)
+        check_choice("traffic", self.traffic, ("reactive", "replay"))
         check_range("route_spacing_m", self.route_spacing_m, above=0, maximum=100)
         check_range("threads", self.threads, minimum=0, maximum=1)
 

@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from alpagym_runtime.errors import SceneError
 from alpagym_runtime.run_config import DatasetSection
 from alpagym_runtime.simulators.embedded.scene import Scene
 
+if TYPE_CHECKING:
+    from alpagym_runtime.simulators.embedded.commonroad import Skipped
+
 
 class SceneSource(Protocol):
     """A place where scenes come from."""
+
+    @property
+    def skipped(self) -> Sequence[Skipped]:
+        """Files that were left out, with reasons."""
+        ...
 
     def ids(self, split: str) -> tuple[str, ...]:
         """Scene ids of a split: train | val | test."""
@@ -26,6 +34,8 @@ class SceneSource(Protocol):
 
 class Procedural:
     """Endless seeded roads: `procedural-<split>-<number>`; the splits' seeds are disjoint."""
+
+    skipped: Sequence[Skipped] = ()
 
     def __init__(self, counts: dict[str, int]) -> None:
         self._counts = counts
@@ -50,6 +60,30 @@ def _procedural_scene(scene_id: str) -> Scene:
     return make_scene(scene_id)
 
 
+class Roads:
+    """Whole maps with reacting traffic: `road-<suite>-<number>`; the suites' seeds are disjoint."""
+
+    skipped: Sequence[Skipped] = ()
+
+    def __init__(self, counts: dict[str, int]) -> None:
+        self._counts = counts
+
+    def ids(self, split: str) -> tuple[str, ...]:
+        """The first scenes of the suite: train | val | test | hard | bench."""
+        return tuple(f"road-{split}-{i:06d}" for i in range(self._counts[split]))
+
+    def load(self, scene_id: str) -> Scene:
+        """Any number is a scene, whatever the dataset's counts."""
+        return _road_scene(scene_id)
+
+
+@lru_cache(maxsize=2048)
+def _road_scene(scene_id: str) -> Scene:
+    from alpagym_runtime.simulators.embedded.road_scenes import make_road_scene
+
+    return make_road_scene(scene_id)
+
+
 class CommonRoad:
     """Recordings in the CommonRoad XML format."""
 
@@ -57,6 +91,7 @@ class CommonRoad:
         from alpagym_runtime.simulators.embedded.commonroad import CommonRoadScenes
 
         self.scenes = CommonRoadScenes(Path(path))
+        self.skipped: Sequence[Skipped] = self.scenes.skipped
 
     def ids(self, split: str) -> tuple[str, ...]:
         """Scenes of the split's files."""
@@ -67,11 +102,35 @@ class CommonRoad:
         return self.scenes.load(scene_id)
 
 
+class Files:
+    """Scene files in AlpaSim's layout and OpenDRIVE maps."""
+
+    def __init__(self, path: str) -> None:
+        from alpagym_runtime.simulators.embedded.scene_folder import SceneFolder
+
+        self.scenes = SceneFolder(Path(path))
+        self.skipped: Sequence[Skipped] = self.scenes.skipped
+
+    def ids(self, split: str) -> tuple[str, ...]:
+        """Scenes of the split's files."""
+        return self.scenes.split(split)
+
+    def load(self, scene_id: str) -> Scene:
+        """The scene that a file holds, or a drive on a map."""
+        return self.scenes.load(scene_id)
+
+
 def open_source(dataset: DatasetSection) -> SceneSource:
     """The source that a dataset section names."""
     if dataset.source == "commonroad":
         assert dataset.path is not None
         return CommonRoad(dataset.path)
+    if dataset.source == "files":
+        assert dataset.path is not None
+        return Files(dataset.path)
+    if dataset.source == "road":
+        counts = {"train": dataset.train_scenes, "val": dataset.val_scenes}
+        return Roads(counts | dict.fromkeys(("test", "hard", "bench"), dataset.test_scenes))
     return Procedural({"train": dataset.train_scenes, "val": dataset.val_scenes, "test": dataset.test_scenes})
 
 

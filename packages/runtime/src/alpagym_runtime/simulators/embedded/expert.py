@@ -12,6 +12,9 @@ import numpy as np
 
 from alpagym_runtime.geometry_kernels import box_inside_kernel, box_penetration_kernel
 from alpagym_runtime.kernels import kernel
+from alpagym_runtime.simulators.embedded.lane_map import GREEN
+from alpagym_runtime.simulators.embedded.route import project
+from alpagym_runtime.simulators.embedded.scene import MAX_ACTORS
 from alpagym_runtime.simulators.embedded.scene_bank import (
     ACTOR,
     ACTOR_N,
@@ -22,6 +25,8 @@ from alpagym_runtime.simulators.embedded.scene_bank import (
     BAND_SEGMENT,
     BAND_SEGMENT_N,
     CENTRE_OFFSET,
+    EGO_STOP,
+    EGO_STOP_N,
     LENGTH,
     ROUTE,
     ROUTE_N,
@@ -30,7 +35,8 @@ from alpagym_runtime.simulators.embedded.scene_bank import (
     SPEED_LIMIT,
     WIDTH,
 )
-from alpagym_runtime.simulators.embedded.world import actor_pose, project
+from alpagym_runtime.simulators.embedded.traffic import STOP_ARC, STOP_GROUP, forecast, signal_state
+from alpagym_runtime.simulators.embedded.vehicle import STEP_S
 
 ACCELERATIONS = np.array([2.0, 1.0, 0.4, 0.0, -0.7, -1.5, -2.5, -4.0, -6.0, -8.0])
 OFFSETS = np.array([0.0, 0.6, -0.6, 1.2, -1.2, 1.9])
@@ -39,6 +45,7 @@ CHECK_EVERY = 2
 LATERAL_MAX_MPS2 = 3.0
 MARGIN_LENGTH_M = 1.2
 MARGIN_WIDTH_M = 0.4
+STOP_BEFORE_M = 0.5
 LATERAL_RATE = 0.9  # 1/s, how fast an offset is closed
 OFFSET_COST = 1.5  # m of progress in four seconds that an offset of 1 m must win
 
@@ -67,7 +74,7 @@ def _route_at(route, segment, arc):
 
 @kernel
 def _roll(route, segment, arc, offset, slope, speed, limit, acceleration, target, step_s, path):
-    """Predict path [K,4] (x, y, yaw, speed) of one candidate; returns (m driven, worst lateral acceleration)."""
+    """Predict path [K,5] (x, y, yaw, speed, arc) of a candidate; returns (m driven, worst lateral acceleration)."""
     driven, worst = 0.0, 0.0
     for k in range(len(path)):
         before = speed
@@ -91,38 +98,56 @@ def _roll(route, segment, arc, offset, slope, speed, limit, acceleration, target
         path[k, 1] = y + offset * math.cos(yaw)
         path[k, 2] = yaw + math.atan(slope)
         path[k, 3] = speed
+        path[k, 4] = arc + driven
     return driven, worst
 
 
 @kernel
-def _clear_steps(bank, scene, path, step, grid_per_check, check_every, inside_too):
-    """How many checks of a path stay clear of the traffic's future and, if asked, inside the area."""
+def _runs_red(bank, scene, path, k, step, check_every, front):
+    """Whether the ego's front passes a stop line in the check that ends at sample k while its signal is not green."""
+    row = bank.rows[scene]
+    for stop in bank.ego_stops[row[EGO_STOP] : row[EGO_STOP] + row[EGO_STOP_N]]:
+        before = path[k - check_every, 4] if k >= check_every else path[0, 4] - path[0, 3] * STEP_S
+        line = stop[STOP_ARC] - front - STOP_BEFORE_M
+        if stop[STOP_GROUP] >= 0.0 and before < line <= path[k, 4]:
+            return signal_state(bank, scene, int(stop[STOP_GROUP]), (step + k + 1) * STEP_S) != GREEN
+    return False
+
+
+@kernel
+def _clear_steps(bank, scene, path, step, others, exists, check_every, inside_too):
+    """How many checks of a path stay clear of the traffic's future, of red lights and, if asked, inside the area."""
     number, row = bank.numbers[scene], bank.rows[scene]
     length, width, forward = number[LENGTH], number[WIDTH], number[CENTRE_OFFSET]
     checks = len(path) // check_every
+    first = row[ACTOR]
     for c in range(checks):
         k = (c + 1) * check_every - 1
         cos, sin = math.cos(path[k, 2]), math.sin(path[k, 2])
         x, y, yaw = path[k, 0] + forward * cos, path[k, 1] + forward * sin, path[k, 2]
-        for a in range(row[ACTOR], row[ACTOR] + row[ACTOR_N]):
-            last = bank.actors[a, 2]
-            at = step + (c + 1) * grid_per_check
-            ax, ay, ayaw, speed, exists = actor_pose(bank, a, min(at, last))
-            if not exists or step > last:
+        for a in range(row[ACTOR_N]):
+            if not exists[a, c]:
                 continue
-            if at > last:
-                # One that is there now and whose recording ends is taken to go straight on.
-                ax += speed * (at - last) * 0.1 * math.cos(ayaw)
-                ay += speed * (at - last) * 0.1 * math.sin(ayaw)
-            size = bank.sizes[a]
+            other, size = others[a, c], bank.sizes[first + a]
             reach = (length + width + size[0] + size[1]) / 2.0 + MARGIN_LENGTH_M
-            if abs(ax - x) > reach or abs(ay - y) > reach:
+            if abs(other[0] - x) > reach or abs(other[1] - y) > reach:
                 continue
             depth, _, _ = box_penetration_kernel(
-                x, y, yaw, length + 2.0 * MARGIN_LENGTH_M, width + 2.0 * MARGIN_WIDTH_M, ax, ay, ayaw, size[0], size[1]
+                x,
+                y,
+                yaw,
+                length + 2.0 * MARGIN_LENGTH_M,
+                width + 2.0 * MARGIN_WIDTH_M,
+                other[0],
+                other[1],
+                other[2],
+                size[0],
+                size[1],
             )
             if depth > 0.0:
                 return c
+        if row[EGO_STOP_N] > 0 and _runs_red(bank, scene, path, k, step, check_every, forward + length / 2.0):
+            return c
         if inside_too and not box_inside_kernel(
             x,
             y,
@@ -143,8 +168,9 @@ def _clear_steps(bank, scene, path, step, grid_per_check, check_every, inside_to
 def target_plan(bank, slots, rows, plan_rig, plan_step_s):
     """target_plan_rig [n,T,3]: the expert's answer from each slot's present state."""
     steps = plan_rig.shape[1]
-    path, best_path = np.empty((HORIZON_STEPS, 4)), np.empty((steps, 4))
+    path, best_path = np.empty((HORIZON_STEPS, 5)), np.empty((steps, 5))
     checks = HORIZON_STEPS // CHECK_EVERY
+    others, exists = np.empty((MAX_ACTORS, checks, 3)), np.empty((MAX_ACTORS, checks), np.bool_)
     for r in range(len(rows)):
         i = rows[r]
         scene, state = slots.scene[i], slots.state[i]
@@ -154,6 +180,7 @@ def target_plan(bank, slots, rows, plan_rig, plan_step_s):
         _, _, yaw, _, _ = _route_at(route, segment, arc)
         slope = math.tan(min(max((state[2] - yaw + math.pi) % (2.0 * math.pi) - math.pi, -1.0), 1.0))
         limit = bank.numbers[scene, SPEED_LIMIT]
+        forecast(bank, slots, i, checks, CHECK_EVERY, others, exists)
         best, best_a, best_offset = -1e18, ACCELERATIONS[-1], 0.0
         longest, longest_a, longest_offset = -1.0, ACCELERATIONS[-1], 0.0
         for o in range(len(OFFSETS)):
@@ -167,7 +194,7 @@ def target_plan(bank, slots, rows, plan_rig, plan_step_s):
                 if worst > LATERAL_MAX_MPS2 and a > -2.5:
                     continue
                 # Near a start off the centre line the box may be outside for a moment: only offsets are checked.
-                clear = _clear_steps(bank, scene, path, slots.step[i], CHECK_EVERY, CHECK_EVERY, target != 0.0)
+                clear = _clear_steps(bank, scene, path, slots.step[i], others, exists, CHECK_EVERY, target != 0.0)
                 if clear == checks:
                     best, best_a, best_offset = value, a, target
                 elif clear > longest or (clear == longest and a < longest_a):

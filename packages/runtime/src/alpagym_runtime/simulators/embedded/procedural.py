@@ -8,7 +8,7 @@ The recorded drive is the expert's, rolled out in the same world; a draw that th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 from alpagym_runtime.errors import SceneError
 from alpagym_runtime.geometry import area_from_polygons
 from alpagym_runtime.random import generator, text_seed
-from alpagym_runtime.simulators.embedded import world
-from alpagym_runtime.simulators.embedded.expert import target_plan
+from alpagym_runtime.simulators.embedded.recording import record
 from alpagym_runtime.simulators.embedded.scene import KINDS, STEP_US, Actors, Scene, Vehicle
-from alpagym_runtime.simulators.embedded.scene_bank import SceneBank
 
 Float = NDArray[np.floating[Any]]
 
@@ -31,6 +29,7 @@ DRIVE_STEPS = 72
 FAMILIES = {"free": 0.06, "lead": 0.14, "parked": 0.24, "cross": 0.36, "cut_in": 0.20}
 OFF_CENTRE_SHARE = 0.35
 ATTEMPTS = 40
+LEAST_DRIVE_M = 8.0
 
 CAR, PEDESTRIAN, BICYCLE = KINDS.index("car"), KINDS.index("pedestrian"), KINDS.index("bicycle")
 
@@ -270,30 +269,10 @@ def _draw(scene_id: str, attempt: int) -> Scene | None:
         vehicle=Vehicle(4.7, 1.9, 1.0, 2.8),
         speed_limit_mps=speed * float(start_rng.uniform(1.0, 1.2)),
     )
-    return _record(scene)
-
-
-def _record(scene: Scene) -> Scene | None:
-    """The scene with the expert's drive as its recording; None if that drive ends at fault or hardly moves."""
-    bank = SceneBank()
-    bank.add([scene], set())
-    slots = world.make_slots(1, len(scene.ego_log), 64)
-    row, handover = np.zeros(1, np.int64), np.array([scene.handover])
-    world.begin(bank.bank, slots, row, row, handover, handover)
-    if slots.measures[0, world.INITIAL]:
+    recorded = record(scene)
+    if recorded is None or np.hypot(*(recorded.ego_log[-1, :2] - recorded.ego_log[HISTORY_STEPS, :2])) < LEAST_DRIVE_M:
         return None
-    plan = np.zeros((1, 64, 3), np.float32)
-    last, events = np.array([len(scene.ego_log) - 1]), np.zeros(1, np.int64)
-    while slots.step[0] < last[0]:
-        target_plan(bank.bank, slots, row, plan, 0.1)
-        slots.plan[0], slots.plan_pose[0] = plan[0], slots.state[0, :3]
-        world.advance(bank.bank, slots, row, 1, 0.1, world.EVENT_COLLISION | world.EVENT_OFFROAD, last, events)
-        if events[0]:
-            return None
-    log = slots.trail[0, : len(scene.ego_log), :4].copy()
-    if np.hypot(*(log[-1, :2] - log[scene.handover, :2])) < 8.0:
-        return None
-    return replace(scene, ego_log=log)
+    return recorded
 
 
 def make_scene(scene_id: str) -> Scene:

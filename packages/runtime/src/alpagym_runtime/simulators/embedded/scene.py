@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from alpagym_runtime.errors import SceneError
 from alpagym_runtime.geometry import Area
+from alpagym_runtime.simulators.embedded.lane_map import Agent, LaneMap, Signals, Stop
 
 STEP_US = 100_000
 """Grid of the tracks and length of one inner step of the world."""
@@ -73,6 +74,11 @@ class Actors:
         return Actors(np.zeros((0, 1, 4)), np.zeros(0, int), np.zeros(0, int), np.zeros((0, 2)), np.zeros(0, int))
 
 
+def stop_array(stops: tuple[Stop, ...]) -> NDArray[np.float64]:
+    """[S,4] arc length m, signal group or -1, conflict x, y m or NaN."""
+    return np.array([[s.arc_m, s.signal_group, *s.conflict] for s in stops], np.float64).reshape(-1, 4)
+
+
 @dataclass(frozen=True)
 class Scene:
     """Where an episode starts.
@@ -87,6 +93,10 @@ class Scene:
         actors: the recorded traffic.
         vehicle: size of the ego.
         speed_limit_mps: what the expert keeps.
+        agents: one for each of `actors`, in its order, or none: how they drive where traffic reacts.
+        signals: fixed-time signals.
+        stops: stop lines on the route that the ego has to mind, ascending.
+        lane_map: lanes and dressing, where the scene has them.
 
     """
 
@@ -99,6 +109,10 @@ class Scene:
     actors: Actors = field(default_factory=Actors.none)
     vehicle: Vehicle = field(default_factory=Vehicle)
     speed_limit_mps: float = 13.9
+    agents: tuple[Agent, ...] = ()
+    signals: Signals = field(default_factory=Signals)
+    stops: tuple[Stop, ...] = ()
+    lane_map: LaneMap | None = None
 
     def __post_init__(self) -> None:
         where = f"scene {self.scene_id!r}"
@@ -108,6 +122,8 @@ class Scene:
             raise SceneError(f"{where}: handover {self.handover} leaves no log to drive ({len(self.ego_log)} samples)")
         if len(self.route) < 2 or not (np.linalg.norm(np.diff(self.route, axis=0), axis=1) > 1e-6).all():
             raise SceneError(f"{where}: the route needs at least two points, all distinct from their neighbours")
+        if self.agents and len(self.agents) != len(self.actors.first):
+            raise SceneError(f"{where}: {len(self.agents)} agents for {len(self.actors.first)} actors")
         if len(self.actors.first) > MAX_ACTORS:
             raise SceneError(f"{where}: {len(self.actors.first)} actors; at most {MAX_ACTORS} fit, keep the nearest")
         actors, steps = self.actors, self.actors.tracks.shape[1]
@@ -126,6 +142,18 @@ class Scene:
         numbers += [vehicle.rear_overhang_m, vehicle.wheelbase_m]
         actors = self.actors
         arrays = [np.array(numbers, np.float64), self.ego_log, self.route, self.area.segments]
+        for agent in self.agents:
+            plain = [
+                agent.start_arc_m,
+                agent.start_speed_mps,
+                agent.desired_speed_mps,
+                agent.lateral_m,
+                agent.lane_width_m,
+            ]
+            plain += [agent.lanes_left, agent.lanes_right, agent.yields_to_cars]
+            arrays += [agent.path, np.array(plain, np.float64), stop_array(agent.stops)]
+        signals = self.signals
+        arrays += [np.array([signals.cycle_s, signals.yellow_s]), signals.green_s, stop_array(self.stops)]
         for array in [*arrays, actors.tracks, actors.first, actors.last, actors.size, actors.kind]:
             digest.update(str(array.shape).encode())
             digest.update(np.ascontiguousarray(array).tobytes())

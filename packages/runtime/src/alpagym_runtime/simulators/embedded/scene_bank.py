@@ -10,28 +10,58 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from alpagym_runtime.simulators.embedded.scene import Scene
+from alpagym_runtime.simulators.embedded.scene import Scene, stop_array
 
 
 class Bank(NamedTuple):
     """Flat arrays; `rows` and `numbers` are indexed by scene, the rest by the offsets in `rows`."""
 
-    rows: NDArray[np.int64]  # [S,12] see Row
-    numbers: NDArray[np.float64]  # [S,7] see Number
+    rows: NDArray[np.int64]  # [S,17], columns below
+    numbers: NDArray[np.float64]  # [S,9], columns below
     route: NDArray[np.float64]  # [*,3] x, y, arc length
     segments: NDArray[np.float64]  # [*,4]
     band_offsets: NDArray[np.int64]
     band_segments: NDArray[np.int64]
     log: NDArray[np.float64]  # [*,4]
     actors: NDArray[np.int64]  # [*,4] track offset, first, last, kind
+    signals: NDArray[np.float64]  # [*,2] start and end of green within the cycle, s
+    ego_stops: NDArray[np.float64]  # [*,4] as `stops`
     sizes: NDArray[np.float64]  # [*,2]
     tracks: NDArray[np.float64]  # [*,4]
+    agents: NDArray[np.int64]  # [*,7] one a row of `actors`: path offset and length, stops', lanes left, right, yields
+    agent_numbers: NDArray[np.float64]  # [*,5] start arc, start speed, desired speed, lateral, lane width
+    paths: NDArray[np.float64]  # [*,6] x, y, yaw (unwrapped), curvature, cos and sin of yaw, every metre
+    stops: NDArray[np.float64]  # [*,4] arc, signal group, conflict x, y
 
 
-# Columns of `rows`.
+# Columns of `rows`: offset and count of each part.
 ROUTE, ROUTE_N, SEGMENT, SEGMENT_N, BAND, BAND_N, BAND_SEGMENT, BAND_SEGMENT_N, LOG, LOG_N, ACTOR, ACTOR_N = range(12)
+SIGNAL, SIGNAL_N, EGO_STOP, EGO_STOP_N, REACTIVE = range(12, 17)
 # Columns of `numbers`.
 BAND_LOW, BAND_HEIGHT, LENGTH, WIDTH, CENTRE_OFFSET, WHEELBASE, SPEED_LIMIT = range(7)
+SIGNAL_CYCLE, SIGNAL_YELLOW = 7, 8
+
+_PARTS = ("route", "segments", "band_offsets", "band_segments", "log", "actors", "signals", "ego_stops")
+"""Parts with an offset in `rows`."""
+
+_EMPTY = {
+    "rows": ((0, 17), np.int64),
+    "numbers": ((0, 9), np.float64),
+    "route": ((0, 3), np.float64),
+    "segments": ((0, 4), np.float64),
+    "band_offsets": ((0,), np.int64),
+    "band_segments": ((0,), np.int64),
+    "log": ((0, 4), np.float64),
+    "actors": ((0, 4), np.int64),
+    "signals": ((0, 2), np.float64),
+    "ego_stops": ((0, 4), np.float64),
+    "sizes": ((0, 2), np.float64),
+    "tracks": ((0, 4), np.float64),
+    "agents": ((0, 7), np.int64),
+    "agent_numbers": ((0, 5), np.float64),
+    "paths": ((0, 6), np.float64),
+    "stops": ((0, 4), np.float64),
+}
 
 
 class SceneBank:
@@ -42,18 +72,7 @@ class SceneBank:
         self._scenes: dict[str, Scene] = {}
         self._index: dict[str, int] = {}
         self._pending: list[Scene] = []
-        self.bank = Bank(
-            np.zeros((0, 12), np.int64),
-            np.zeros((0, 7)),
-            route=np.zeros((0, 3)),
-            segments=np.zeros((0, 4)),
-            band_offsets=np.zeros(0, np.int64),
-            band_segments=np.zeros(0, np.int64),
-            log=np.zeros((0, 4)),
-            actors=np.zeros((0, 4), np.int64),
-            sizes=np.zeros((0, 2)),
-            tracks=np.zeros((0, 4)),
-        )
+        self.bank = Bank(**{name: np.zeros(shape, kind) for name, (shape, kind) in _EMPTY.items()})
 
     def __contains__(self, scene_id: str) -> bool:
         return scene_id in self._scenes
@@ -74,18 +93,17 @@ class SceneBank:
             fresh = kept + fresh
         parts = [_flatten(scene) for scene in fresh]
         bank = self.bank
-        base = [len(bank.route), len(bank.segments), len(bank.band_offsets), len(bank.band_segments)]
-        base += [len(bank.log), len(bank.actors), len(bank.tracks)]
+        base = {name: len(getattr(bank, name)) for name in Bank._fields}
         rows = []
         for scene, part in zip(fresh, parts, strict=True):
-            counts = [
-                len(part[name]) for name in ("route", "segments", "band_offsets", "band_segments", "log", "actors")
-            ]
-            row = np.zeros(12, np.int64)
-            row[0::2], row[1::2] = base[:6], counts
-            part["actors"][:, 0] += base[6]
+            row = np.zeros(17, np.int64)
+            row[0:16:2] = [base[name] for name in _PARTS]
+            row[1:16:2] = [len(part[name]) for name in _PARTS]
+            row[REACTIVE] = len(scene.agents) > 0
+            part["actors"][:, 0] += base["tracks"]
+            part["agents"][:, [0, 2]] += [base["paths"], base["stops"]]
             rows.append(row)
-            base = [b + c for b, c in zip(base, [*counts, len(part["tracks"])], strict=True)]
+            base = {name: start + len(part[name]) if name in part else start for name, start in base.items()}
             self._index[scene.scene_id] = len(self._index)
             self._scenes[scene.scene_id] = scene
         columns = {name: [getattr(bank, name)] + [part[name] for part in parts] for name in Bank._fields[1:]}
@@ -103,6 +121,18 @@ def arc_lengths(points: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.concatenate([[0.0], np.cumsum(np.linalg.norm(np.diff(points, axis=0), axis=1))])
 
 
+def every_metre(path: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[P,6] x, y m, yaw rad (unwrapped), curvature 1/m, cos and sin of yaw of a polyline, every metre; P ≥ 2."""
+    lengths = arc_lengths(path)
+    at = np.arange(0.0, max(lengths[-1], 1.0) + 1e-9, 1.0)
+    points = np.stack([np.interp(at, lengths, path[:, k]) for k in range(2)], axis=1)
+    step = np.diff(points, axis=0)
+    heading = np.unwrap(np.arctan2(step[:, 1], step[:, 0]))
+    # Between two segments the heading is their mean.
+    yaw = np.concatenate([heading[:1], (heading[1:] + heading[:-1]) / 2.0, heading[-1:]])
+    return np.column_stack([points, yaw, np.gradient(yaw), np.cos(yaw), np.sin(yaw)])
+
+
 def _flatten(scene: Scene) -> dict[str, NDArray]:
     lengths = arc_lengths(scene.route)
     actors, vehicle = scene.actors, scene.vehicle
@@ -111,6 +141,29 @@ def _flatten(scene: Scene) -> dict[str, NDArray]:
     meta = np.stack([np.arange(count) * steps, actors.first, actors.last, actors.kind], axis=1).astype(np.int64)
     numbers = [scene.area.band_low_m, scene.area.band_height_m, vehicle.length_m, vehicle.width_m]
     numbers += [vehicle.centre_offset_m, vehicle.wheelbase_m, scene.speed_limit_mps]
+    numbers += [scene.signals.cycle_s, scene.signals.yellow_s]
+    agents, agent_numbers = np.zeros((count, 7), np.int64), np.zeros((count, 5))
+    paths, stops = [np.zeros((0, 6))], [np.zeros((0, 4))]
+    for a, agent in enumerate(scene.agents):
+        path, stop = every_metre(agent.path), stop_array(agent.stops)
+        agents[a] = [
+            sum(map(len, paths)),
+            len(path),
+            sum(map(len, stops)),
+            len(stop),
+            agent.lanes_left,
+            agent.lanes_right,
+            agent.yields_to_cars,
+        ]
+        agent_numbers[a] = [
+            agent.start_arc_m,
+            agent.start_speed_mps,
+            agent.desired_speed_mps,
+            agent.lateral_m,
+            agent.lane_width_m,
+        ]
+        paths.append(path)
+        stops.append(stop)
     return {
         "numbers": np.array([numbers]),
         "route": np.column_stack([scene.route, lengths]),
@@ -119,6 +172,12 @@ def _flatten(scene: Scene) -> dict[str, NDArray]:
         "band_segments": scene.area.band_segments,
         "log": scene.ego_log,
         "actors": meta,
+        "signals": scene.signals.green_s,
+        "ego_stops": stop_array(scene.stops),
+        "agents": agents,
+        "agent_numbers": agent_numbers,
+        "paths": np.concatenate(paths),
+        "stops": np.concatenate(stops),
         "sizes": actors.size,
         "tracks": actors.tracks.reshape(-1, 4),
     }

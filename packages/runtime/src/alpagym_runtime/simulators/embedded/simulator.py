@@ -12,12 +12,17 @@ from numpy.typing import NDArray
 from alpagym_runtime.errors import ConfigError, SceneError
 from alpagym_runtime.run_config import DatasetSection
 from alpagym_runtime.simulators.base import no_failures, rows_of
-from alpagym_runtime.simulators.embedded import world
+from alpagym_runtime.simulators.embedded import observe, state, world
 from alpagym_runtime.simulators.embedded.config import EmbeddedConfig
 from alpagym_runtime.simulators.embedded.dataset import SceneSource, open_source, scene_ids
 from alpagym_runtime.simulators.embedded.expert import target_plan
+from alpagym_runtime.simulators.embedded.measures_alpasim import NAMES as ALPASIM_MEASURES
+from alpagym_runtime.simulators.embedded.measures_alpasim import MeasuresOnDemand, alpasim_measures
+from alpagym_runtime.simulators.embedded.plan_delay import PlanDelay
+from alpagym_runtime.simulators.embedded.recorder import Recorder
 from alpagym_runtime.simulators.embedded.scene import STEP_US, Scene
 from alpagym_runtime.simulators.embedded.scene_bank import SceneBank
+from alpagym_runtime.simulators.embedded.vehicle import EGO_COLUMNS
 from alpagym_runtime.types import (
     Decision,
     Ended,
@@ -32,7 +37,7 @@ from alpagym_runtime.types import (
     TickBatch,
 )
 
-_EVENTS = {"collision": world.EVENT_COLLISION, "offroad": world.EVENT_OFFROAD, "goal": world.EVENT_GOAL}
+_EVENTS = {"collision": state.EVENT_COLLISION, "offroad": state.EVENT_OFFROAD, "goal": state.EVENT_GOAL}
 _AGGREGATION = {
     "acceleration_mps2": "mean",
     "along_track_error_m": "last",
@@ -41,6 +46,7 @@ _AGGREGATION = {
     "jerk_mps3": "max",
     "route_deviation_m": "max",
     "speed_mps": "mean",
+    "time_to_collision_s": "min",
     "yaw_rate_radps": "mean",
 }
 LABELS = ("target_plan_rig", "recorded_plan_rig")
@@ -97,28 +103,38 @@ class EmbeddedSimulator:
         self._inner = config.control_period_us // STEP_US
         self._end_on = sum(_EVENTS[name] for name in set(config.end_on))
         self._bank = SceneBank()
-        self._slots = world.make_slots(slots, 128, policy_spec.plan_steps)
+        self._slots = state.make_slots(slots, 128, policy_spec.plan_steps, config.vehicle, config.alpasim_quirks)
+        delay_ticks = -(-config.planner_delay_us // config.control_period_us)
+        self._delay = PlanDelay(slots, delay_ticks, policy_spec.plan_steps) if delay_ticks else None
         self._requests: list[EpisodeRequest | None] = [None] * slots
         self._phase = np.zeros(slots, np.int64)
         self._last_step = np.zeros(slots, np.int64)
         self._horizon_step = np.zeros(slots, np.int64)
         self._ended = np.zeros(slots, np.int64)
         self._failures: list[Failure | None] = [None] * slots
-        self._previous = np.zeros((slots, len(world.MEASURES)))
-        self._previous_valid = np.zeros((slots, len(world.MEASURES)), bool)
-        self._series = np.zeros((slots, 64, len(world.MEASURES)))
-        self._series_valid = np.zeros((slots, 64, len(world.MEASURES)), bool)
+        self._previous = np.zeros((slots, len(state.MEASURES)))
+        self._previous_valid = np.zeros((slots, len(state.MEASURES)), bool)
+        self._series = np.zeros((slots, 64, len(state.MEASURES)))
+        self._series_valid = np.zeros((slots, 64, len(state.MEASURES)), bool)
         self._series_time = np.zeros((slots, 64), np.int64)
         self._samples = np.zeros(slots, np.int64)
         self._queue: list[tuple[NDArray[np.int64], NDArray[np.bool_]]] = []
         self._pool = ThreadPoolExecutor(1, "embedded") if config.threads else None
         self._running: list[Future[_Result]] = []
+        self._recorder = Recorder(self._inner, policy_spec.plan_step_us)
+        measures = MeasuresOnDemand(dict.fromkeys(state.MEASURES, "tick"))
+        for name in config.measures:
+            if name not in measures:
+                raise ConfigError(
+                    f"no measure {name!r}; there are {', '.join((*state.MEASURES, *ALPASIM_MEASURES))}",
+                    key="simulator.measures",
+                )
         self.spec = SimulatorSpec(
             closed_loop=True,
             control_period_us=config.control_period_us,
             slots=slots,
             scenes=tuple(scene_ids(dataset, self._source)),
-            measures=dict.fromkeys(world.MEASURES, "tick"),
+            measures=measures,
             action_kinds=frozenset({"plan", "control"}),
         )
 
@@ -158,7 +174,13 @@ class EmbeddedSimulator:
         self._horizon_step[rows] = handovers + horizon * self._inner
         starts = np.maximum(handovers - self._config.warmup_ticks * self._inner, 0)
         indices = rows_of([self._bank.index(r.scene_id) for r in chosen if r is not None])
+        self._slots.reactive[rows] = self._config.traffic == "reactive"
         world.begin(self._bank.bank, self._slots, rows, indices, handovers, starts)
+        if self._delay is not None:
+            self._delay.forget(rows)
+        if self._late_measures():
+            for slot, start, handover in zip(fine, starts.tolist(), handovers.tolist(), strict=True):
+                self._recorder.begin(slot, self._bank[self.request(slot).scene_id], start, handover)
         self._previous_valid[rows] = False
         self._sample(rows)
 
@@ -180,8 +202,12 @@ class EmbeddedSimulator:
         wrong = slots[(self._phase[slots] != DELIVERED) | (self._ended[slots] != Ended.RUNNING)]
         assert not len(wrong), f"slots {wrong.tolist()} do not wait for a decision"
         s = self._slots
+        self._recorder.plans(slots[~stop], s, decisions.plan_rig[~stop])
         s.plan[slots] = np.clip(decisions.plan_rig, -PLAN_LIMIT, PLAN_LIMIT)
-        s.plan_pose[slots] = s.state[slots, :3]
+        s.plan_pose[slots], s.plan_age[slots] = s.state[slots, :3], 0
+        if self._delay is not None:
+            old = self._delay.exchange(slots, s.plan[slots], s.plan_pose[slots], s.step[slots])
+            s.plan[slots], s.plan_pose[slots], s.plan_age[slots] = old
         s.control[slots] = np.nan if decisions.control is None else decisions.control
         self._phase[slots] = DRIVING
         self._previous[slots], self._previous_valid[slots] = s.measures[slots], s.valid[slots]
@@ -249,7 +275,7 @@ class EmbeddedSimulator:
         """Grow the arrays that hold one row a grid step or a tick."""
         have = self._slots.trail.shape[1]
         if steps > have:
-            grown = np.zeros((len(self._requests), 2 * steps, 6))
+            grown = np.zeros((len(self._requests), 2 * steps, EGO_COLUMNS))
             grown[:, :have] = self._slots.trail
             self._slots = self._slots._replace(trail=grown)
         have = self._series.shape[1]
@@ -288,9 +314,9 @@ class EmbeddedSimulator:
         code = np.full(len(rows), np.int64(Ended.RUNNING))
         code[s.step[rows] >= self._last_step[rows]] = Ended.SCENE_END
         code[s.step[rows] >= self._horizon_step[rows]] = Ended.HORIZON
-        code[events & world.EVENT_GOAL != 0] = Ended.GOAL
-        code[events & world.EVENT_OFFROAD != 0] = Ended.OFFROAD
-        code[events & world.EVENT_COLLISION != 0] = Ended.COLLISION
+        code[events & state.EVENT_GOAL != 0] = Ended.GOAL
+        code[events & state.EVENT_OFFROAD != 0] = Ended.OFFROAD
+        code[events & state.EVENT_COLLISION != 0] = Ended.COLLISION
         ended[~stop] = code
         return _Result(slots, ended)
 
@@ -308,6 +334,7 @@ class EmbeddedSimulator:
         self._series[rows, k], self._series_valid[rows, k] = s.measures[rows], s.valid[rows]
         self._series_time[rows, k] = s.step[rows] * STEP_US
         self._samples[rows] += 1
+        self._recorder.samples(rows, s)
 
     # ------------------------------------------------------------ results
 
@@ -343,10 +370,16 @@ class EmbeddedSimulator:
         count = int(self._samples[slot])
         times = self._series_time[slot, :count].copy()
         values, valid = self._series[slot, :count].T.copy(), self._series_valid[slot, :count].T.copy()
-        return {
+        out = {
             name: MeasureSeries(times, values[m], valid[m], _AGGREGATION.get(name, "last"))  # type: ignore[arg-type]
-            for m, name in enumerate(world.MEASURES)
+            for m, name in enumerate(state.MEASURES)
         }
+        record = self._recorder.finish(slot, self._slots)
+        return out if record is None else out | alpasim_measures(record, self._late_measures())
+
+    def _late_measures(self) -> list[str]:
+        """Those of AlpaSim's measures that somebody asked for."""
+        return [name for name, when in self.spec.measures.items() if when == "end"]
 
     def _observe(self, rows: NDArray[np.int64], well: NDArray[np.bool_]) -> Observation:
         bank, s, spec, n = self._bank.bank, self._slots, self._policy, len(rows)
@@ -355,17 +388,17 @@ class EmbeddedSimulator:
         history = np.zeros((len(good), spec.history_steps, 7), np.float32)
         mask = np.zeros((len(good), spec.history_steps), bool)
         dynamics = np.zeros((len(good), 7), np.float32)
-        world.observe_ego(bank, s, good, history, mask, dynamics, spec.history_step_us // STEP_US)
+        observe.observe_ego(bank, s, good, history, mask, dynamics, spec.history_step_us // STEP_US)
         fields = {"ego_history_rig": history, "ego_history_mask": mask, "ego_dynamics_rig": dynamics}
         if "route_rig" in spec.fields:
             route = np.zeros((len(good), spec.route_points, 2), np.float32)
             route_mask = np.zeros((len(good), spec.route_points), bool)
-            world.observe_route(bank, s, good, route, route_mask, self._config.route_spacing_m)
+            observe.observe_route(bank, s, good, route, route_mask, self._config.route_spacing_m)
             fields |= {"route_rig": route, "route_mask": route_mask}
         if "actors_rig" in spec.fields:
             actors = np.zeros((len(good), spec.actors, 9), np.float32)
             actors_mask = np.zeros((len(good), spec.actors), bool)
-            world.observe_actors(bank, s, good, actors, actors_mask)
+            observe.observe_actors(bank, s, good, actors, actors_mask)
             fields |= {"actors_rig": actors, "actors_mask": actors_mask}
         return out | {name: _spread(array, well, n) for name, array in fields.items()}
 
@@ -378,14 +411,14 @@ class EmbeddedSimulator:
             if name == "target_plan_rig":
                 target_plan(bank, s, rows, plan, spec.plan_step_us * 1e-6)
             else:
-                world.recorded_plan(bank, s, rows, plan, mask, spec.plan_step_us // STEP_US)
+                observe.recorded_plan(bank, s, rows, plan, mask, spec.plan_step_us // STEP_US)
             out[name] = _spread(plan, well, len(well))
             out[f"{name}_mask"] = _spread(mask, well, len(well))
         return out
 
 
 def _columns(values: NDArray[np.float64], valid: NDArray[np.bool_]) -> Measures:
-    return Measures(dict(zip(world.MEASURES, values.T, strict=True)), dict(zip(world.MEASURES, valid.T, strict=True)))
+    return Measures(dict(zip(state.MEASURES, values.T, strict=True)), dict(zip(state.MEASURES, valid.T, strict=True)))
 
 
 def _spread(array: NDArray, well: NDArray[np.bool_], count: int) -> NDArray:

@@ -1,8 +1,9 @@
-"""The driven vehicle: a kinematic bicycle at the rear axle, and the controller that makes it follow a plan.
+"""The driven vehicle's state, and the simpler of two vehicles: a kinematic bicycle at the rear axle.
 
-The controller fits, by least squares over the next two seconds of the plan, near points counting most, a linear
-acceleration in time and a linear curvature in arc length, and applies their present values. Both fits are exact for
-plans of constant jerk on clothoids; the recorded drives are followed within 13 cm (`tests/test_commonroad.py`).
+`dynamic_vehicle` is the other. The controller here fits, by least squares over the next two seconds of the plan, near
+points counting most, a linear acceleration in time and a linear curvature in arc length, and applies their present
+values. Both fits are exact for plans of constant jerk on clothoids; the recorded drives are followed within 13 cm
+(`tests/test_commonroad.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,15 @@ FADE_S = 0.2
 """Points this much later count 1/e: with 0.5 s a recorded turn at 14 m/s was cut by 0.4 m, with 0.2 s by 0.1 m."""
 STEP_S = 0.1
 SUBSTEPS = 10
+
+# Columns of an ego's state after x, y m and yaw rad (local, of the rig): speed forward m/s, acceleration m/s2 forward,
+# yaw rate rad/s, speed to the left m/s and acceleration m/s2 to the left (all of the rig's origin), steering angle of
+# the front wheel rad, acceleration m/s2 that the drive train gives.
+EGO_SPEED, EGO_ACCELERATION, EGO_YAW_RATE, EGO_SLIP, EGO_LATERAL, EGO_STEER, EGO_THROTTLE = range(3, 10)
+EGO_COLUMNS = 10
+
+KINEMATIC, ALPASIM = 0, 1
+"""Values of `Slots.vehicle`."""
 
 
 @kernel
@@ -85,10 +95,10 @@ def track(plan, count, time_first, time_step, speed, curvature):
 
 @kernel
 def drive(state, acceleration, curvature, wheelbase):
-    """Advance state [6] (x, y, yaw, speed, acceleration, curvature) by one inner step, in place."""
+    """Advance an ego state by one inner step, in place."""
     limit = math.tan(STEERING_MAX_RAD) / wheelbase
     acceleration = min(max(acceleration, ACCELERATION_MIN_MPS2), ACCELERATION_MAX_MPS2)
-    speed = state[3]
+    speed = state[EGO_SPEED]
     if speed > 1.0:
         limit = min(limit, LATERAL_ACCELERATION_MAX_MPS2 / (speed * speed))
     curvature = min(max(curvature, -limit), limit)
@@ -102,5 +112,7 @@ def drive(state, acceleration, curvature, wheelbase):
         y += middle * math.sin(heading) * dt
         yaw += middle * curvature * dt
         speed = after
-    state[4] = (speed - state[3]) / STEP_S
-    state[0], state[1], state[2], state[3], state[5] = x, y, yaw, speed, curvature
+    state[EGO_ACCELERATION] = (speed - state[EGO_SPEED]) / STEP_S
+    state[0], state[1], state[2], state[EGO_SPEED] = x, y, yaw, speed
+    state[EGO_YAW_RATE], state[EGO_SLIP], state[EGO_LATERAL] = speed * curvature, 0.0, speed * speed * curvature
+    state[EGO_STEER], state[EGO_THROTTLE] = math.atan(curvature * wheelbase), state[EGO_ACCELERATION]

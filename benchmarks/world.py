@@ -1,0 +1,90 @@
+"""State-only speed of the embedded world, in CPU seconds, beside highway-env where that is installed.
+
+    uv run --with highway-env python benchmarks/world.py
+
+Counts decisions of 0.1 s through the batch API (start, receive, send), before rewards; scenes of the suite `bench` have
+32 moving, reacting road users each. `--agents` repeats the kernel alone with 8 to 128 of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+
+from alpagym_runtime.policies.base import plan_decision
+from alpagym_runtime.run_config import DatasetSection
+from alpagym_runtime.simulators.embedded.config import EmbeddedConfig
+from alpagym_runtime.simulators.embedded.simulator import EmbeddedSimulator
+from alpagym_runtime.types import EpisodeRequest, PolicySpec
+
+SPEC = PolicySpec(fields=("ego_dynamics_rig",))
+
+
+def batch_steps_per_cpu_s(slots: int, scenes: int, seconds: float) -> float:
+    """Env-steps a CPU second with every slot driving on, started again where it ended."""
+    config = EmbeddedConfig(control_period_us=100_000, end_on=[])
+    dataset = DatasetSection("road", split="bench", test_scenes=scenes)
+    simulator = EmbeddedSimulator(config, SPEC, dataset, slots)
+    ids = simulator.spec.scenes
+    for scene_id in ids:
+        simulator.scene_hash(scene_id)
+    requests = [EpisodeRequest(ids[k % len(ids)], horizon_ticks=60) for k in range(slots)]
+    everyone = np.arange(slots)
+    straight = np.zeros((slots, 64, 3), np.float32)
+    straight[:, :, 0] = 6.0 * 0.1 * np.arange(1, 65)
+    decisions, go = plan_decision(straight), np.zeros(slots, bool)
+    simulator.start(everyone, requests)
+    steps, begun = 0, None
+    while True:
+        batch = simulator.receive(slots, 1.0)
+        over = batch.slots[batch.ended > 0]
+        if len(over):
+            simulator.start(over, [requests[slot] for slot in over])
+        alive = batch.slots[batch.ended == 0]
+        simulator.send(alive, decisions if len(alive) == slots else decisions.take(alive), go[: len(alive)])
+        steps += len(alive)
+        if begun is None:
+            # The first pass compiles.
+            begun, steps = time.process_time(), 0
+        elif time.process_time() - begun > seconds:
+            return steps / (time.process_time() - begun)
+
+
+def highway_steps_per_cpu_s(seconds: float) -> float | None:
+    """Decisions a CPU second of highway-v0 with its default traffic."""
+    try:
+        import gymnasium
+        import highway_env  # noqa: F401
+    except ImportError:
+        return None
+    env = gymnasium.make("highway-v0")
+    env.reset(seed=1)
+    steps, begun = 0, time.process_time()
+    while time.process_time() - begun < seconds:
+        _, _, terminated, truncated, _ = env.step(1)
+        steps += 1
+        if terminated or truncated:
+            env.reset()
+    return steps / (time.process_time() - begun)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=5.0, help="CPU seconds a row")
+    parser.add_argument("--scenes", type=int, default=33, help="scenes of the suite bench")
+    options = parser.parse_args()
+    for slots in (1, 16, 256):
+        rate = batch_steps_per_cpu_s(slots, min(options.scenes, max(slots, 11)), options.seconds)
+        print(f"embedded, {slots:3d} slots x 32 agents   {rate:10.0f} env-steps/CPU-s")
+    highway = highway_steps_per_cpu_s(options.seconds)
+    if highway is None:
+        print("highway-env is not installed: uv run --with highway-env python benchmarks/world.py")
+    else:
+        print(f"highway-v0, its own traffic     {highway:10.1f} decisions/CPU-s")
+
+
+if __name__ == "__main__":
+    main()
