@@ -222,7 +222,7 @@ class MeasureSeries:
     time_us: NDArray[np.int64]
     value: NDArray[np.float64]
     valid: NDArray[np.bool_]
-    aggregation: Literal["last", "max", "mean"] = "last"
+    aggregation: Literal["last", "max", "min", "mean", "median"] = "last"
 
     def aggregate(self) -> float:
         """One number for the episode; NaN where no sample is valid."""
@@ -231,7 +231,8 @@ class MeasureSeries:
             return float("nan")
         if self.aggregation == "last":
             return float(good[-1])
-        return float(good.max() if self.aggregation == "max" else good.mean())
+        reduce = {"max": np.max, "min": np.min, "mean": np.mean, "median": np.median}[self.aggregation]
+        return float(reduce(good))
 
 
 @dataclass(frozen=True)
@@ -242,7 +243,7 @@ class Frame:
     camera: str
     time_us: int
     frame_id: int
-    format: Literal["raw", "jpeg"]
+    format: Literal["raw", "jpeg", "png"]
     data: bytes
 
 
