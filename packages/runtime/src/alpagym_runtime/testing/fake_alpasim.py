@@ -31,7 +31,17 @@ EPOCH_US = 1_700_000_000_000_000
 """Recorded clips count from the Unix epoch: no float32 bears such times."""
 
 FaultKind = Literal[
-    "crash", "hang", "delay", "reorder", "duplicate", "wrong_scene", "oversize", "malformed", "bad_image", "fail", "no_eval"
+    "crash",
+    "hang",
+    "delay",
+    "reorder",
+    "duplicate",
+    "wrong_scene",
+    "oversize",
+    "malformed",
+    "bad_image",
+    "fail",
+    "no_eval",
 ]
 
 
@@ -386,7 +396,9 @@ class _Drive:
             ):  # fmt: skip
                 await self._refused(method, b"\xff\xff\xff\xff not a message")
         calls = [
-            ("submit_image_observation", self._image(name, time_us, tick)) for time_us in frames_us for name in self.fake.cameras
+            ("submit_image_observation", self._image(name, time_us, tick))
+            for time_us in frames_us
+            for name in self.fake.cameras
         ]
         calls.append(("submit_egomotion_observation", self._egomotion(now_us)))
         calls.append(("submit_route", self._route(now_us)))

@@ -151,7 +151,9 @@ class RuntimePool:
             if all(other.lost for other in self.runtimes):
                 for order in [o for o in self._queue if time.monotonic() - o.since_s > self._lost_s]:
                     self._queue.remove(order)
-                    order.done(Failure("transient", "NO_RUNTIME", f"no AlpaSim runtime has answered for {self._lost_s} s"))
+                    order.done(
+                        Failure("transient", "NO_RUNTIME", f"no AlpaSim runtime has answered for {self._lost_s} s")
+                    )
             await asyncio.sleep(PROBE_S)
             try:
                 runtime.info = await self._info(runtime.channel, PROBE_S, wait=False)
@@ -167,9 +169,7 @@ class RuntimePool:
         return runtime_pb2.RuntimeInfo.FromString(data)
 
 
-def _read_return(
-    data: bytes, order: Order, address: str
-) -> runtime_pb2.SimulationReturn.RolloutReturn | Failure:
+def _read_return(data: bytes, order: Order, address: str) -> runtime_pb2.SimulationReturn.RolloutReturn | Failure:
     try:
         returns = runtime_pb2.SimulationReturn.FromString(data).rollout_returns
     except DecodeError as err:

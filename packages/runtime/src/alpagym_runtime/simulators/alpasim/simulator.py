@@ -198,7 +198,10 @@ class AlpasimSimulator:
             slot = self._slots[index]
             slot.waits = False
             if slot.values:
-                self._previous[index], self._previous_valid[index] = slot.values[-1][:PROGRESS], slot.valid[-1][:PROGRESS]
+                self._previous[index], self._previous_valid[index] = (
+                    slot.values[-1][:PROGRESS],
+                    slot.valid[-1][:PROGRESS],
+                )
         for index in slots[good].tolist():
             self._slots[index].tick += 1
         self._server.terminate([self._session(index) for index in slots[stop].tolist()])
@@ -357,7 +360,9 @@ class AlpasimSimulator:
                 started, length = slot.arc_m
                 share, moved = 0.0, float(along[i, 0]) - started
                 if known[i, 0]:
-                    share = float(abs(moved) <= STANDING_M) if length < STANDING_M else min(max(moved / length, 0.0), 1.0)
+                    share = (
+                        float(abs(moved) <= STANDING_M) if length < STANDING_M else min(max(moved / length, 0.0), 1.0)
+                    )
                 furthest = max(share, slot.values[-1][PROGRESS] if slot.values and length >= STANDING_M else 0.0)
                 speed = float(np.hypot(dynamics[i, 0], dynamics[i, 1]))
                 slot.time_us.append(now_us)
