@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import multiprocessing
-import os
 import pickle
 import socket
 import subprocess
@@ -143,7 +142,8 @@ def straight():
 
 
 def test_a_third_party_loop_drives_two_hundred_steps_straight(straight):
-    with FakeLoop(f"127.0.0.1:{straight.server.port}", initial_speed_mps=8.0) as loop:
+    camera = FakeCamera(width=64, height=48)
+    with FakeLoop(f"127.0.0.1:{straight.server.port}", (camera,), initial_speed_mps=8.0) as loop:
         result = loop.run(200)
     assert result.steps == 200
     assert not result.terminated_by_policy
@@ -184,10 +184,9 @@ def test_the_third_party_command_drives(straight):
     command = [sys.executable, "-m", "carla_driver_interface", "demo", "--driver", f"127.0.0.1:{straight.server.port}"]
     code = "import sys; from carla_driver_interface.cli import main; sys.exit(main(sys.argv[1:]))"
     done = subprocess.run(
-        [sys.executable, "-c", code, *command[3:], "--steps", "20"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code, *command[3:], "--steps", "5"], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    assert "20" in done.stdout + done.stderr
 
 
 def test_the_version_declares_optical_cameras_and_the_api(straight):
@@ -539,7 +538,6 @@ def test_unknown_sessions_and_wrong_orders_have_their_statuses(straight):
     first = client.drive(NOW)
     assert client.drive(NOW) == first  # the same call again
     assert refusal(client.drive, NOW - TICK)[0] == CODE.INVALID_ARGUMENT
-    assert refusal(client.image, "nowhere", NOW, b"") == (CODE.OK, None) or True
     client.close()
 
 
@@ -728,22 +726,25 @@ def test_servers_on_free_ports_do_not_mix():
             driver.close()
 
 
-def _child(port, out):
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        out.put(ego_grpc.EgodriverServiceStub(channel).get_version(common.Empty(), timeout=20).version_id)
+CHILD = """
+import sys, grpc
+from carla_driver_interface._proto import common_pb2, egodriver_pb2_grpc
+with grpc.insecure_channel(sys.argv[1]) as channel:
+    print(egodriver_pb2_grpc.EgodriverServiceStub(channel).get_version(common_pb2.Empty(), timeout=20).version_id)
+"""
 
 
 def test_processes_start_while_the_server_lives(straight):
     client = Client(straight).start()
-    context = multiprocessing.get_context("spawn")
-    out = context.Queue()
-    child = context.Process(target=_child, args=(straight.server.port, out))
-    child.start()
+    worker = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(0.0,))
+    worker.start()
     client.ticks(5)
-    assert out.get(timeout=60).startswith("alpagym-egodriver-")
-    child.join(30)
-    assert child.exitcode == 0
-    assert subprocess.run(["true"], check=True).returncode == 0
+    command = [sys.executable, "-c", CHILD, f"127.0.0.1:{straight.server.port}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("alpagym-egodriver-"), done.stderr
+    worker.join(60)
+    assert worker.exitcode == 0
+    client.ticks(5, begin=5)
     client.close()
 
 
@@ -864,7 +865,7 @@ def messages(descriptor, session):
             one = messages(field.message_type, session)
         elif kind in (field.CPPTYPE_FLOAT, field.CPPTYPE_DOUBLE):
             one = floats
-        elif kind == field.CPPTYPE_STRING:
+        elif field.type == field.TYPE_STRING:
             one = st.sampled_from(["front", "", "x"])
         elif kind == field.CPPTYPE_BOOL:
             one = st.booleans()
@@ -900,12 +901,14 @@ def fill(message, values):
 @given(data=st.data())
 def test_any_values_in_any_fields_give_a_status(fuzzed, data):
     client = Client(fuzzed, ("front",)).start()
-    names = data.draw(st.lists(st.sampled_from(sorted(set(METHODS) - {"start_session"})), min_size=1, max_size=4))
-    for name in names:
-        message = METHODS[name](session_uuid=client.id)
-        fill(message, data.draw(messages(message.DESCRIPTOR, client.id)))
-        send_raw(client, name, message.SerializeToString())
-    client.close()
+    try:
+        names = data.draw(st.lists(st.sampled_from(sorted(set(METHODS) - {"start_session"})), min_size=1, max_size=4))
+        for name in names:
+            message = METHODS[name](session_uuid=client.id)
+            fill(message, data.draw(messages(message.DESCRIPTOR, client.id)))
+            send_raw(client, name, message.SerializeToString())
+    finally:
+        client.close()
 
 
 def test_the_server_lives_after_the_fuzz(fuzzed):
@@ -914,4 +917,3 @@ def test_the_server_lives_after_the_fuzz(fuzzed):
     client.ticks(2)
     client.close()
     assert not fuzzed.server.sessions
-    assert os.getpid()
