@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The floor: an egodriver that keeps the last pose and answers 65 straight poses; with --decode it decodes pictures too.
+"""The floor: an egodriver that keeps the last pose and answers 65 straight poses; --decode: it decodes pictures too.
 
 Nothing is checked, batched, kept or decided. `benchmarks/egodriver.py` measures our server beside it.
 """

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Our driver server beside a bare one under AlpaSim's load, in one run; targets are checked, JSON is written.
 
-The load generator is a script of its own (`--load`): any client that plays AlpaSim and prints the same JSON will do. The
-two servers of a comparison run one after the other, `--rounds` times in turn, and the median counts: on a shared machine
-the second round differs from the first by 10 %.
+The load generator is a script of its own (`--load`): any client that plays AlpaSim and prints the same JSON will do.
+The two servers of a comparison run one after the other, `--rounds` times in turn, and the median counts: on a shared
+machine the second round differs from the first by 10 %.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ def generate(folder: Path) -> dict[str, str]:
 
 
 def main() -> int:
+    """Write, or compare with --check."""
     with tempfile.TemporaryDirectory() as folder:
         texts = generate(Path(folder))
     if "--check" in sys.argv[1:]:

@@ -468,3 +468,56 @@ def test_what_is_true_at_the_handover_is_an_initial_fault():
     out = measures_of([metric("offroad", ticks, [1.0, 1.0, 0.0])], ticks, 100, np.zeros(3), np.ones(3, bool))
     assert out["initial_fault"].aggregate() == 1.0
     assert out["offroad_count"].value.tolist() == [0.0, 0.0, 0.0]
+
+
+# ---------------------------------------------------------------- Gymnasium
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_gymnasium_drives_alpasim(nested):
+    import gymnasium
+
+    with FakeAlpaSim(cameras=CAMERAS) as fake:
+        env = gymnasium.make(
+            "alpagym_runtime:alpagym/AlpaSim-v0",
+            address=fake.address,
+            cameras=["front"],
+            height=24,
+            width=32,
+            frames=2,
+            horizon=4,
+            force_gt_duration_us=300_000,
+            reward="progress_safety",
+            nested=nested,
+            debug=True,
+        )
+        with closing(env):
+            for seed in (1, 2):
+                observation, info = env.reset(seed=seed)
+                assert info["scene_id"] in fake.scenes
+                assert observation["camera_front"].shape == ((2, 24, 32, 3) if nested else (24, 32, 6))
+                for tick in range(4):
+                    observation, reward, terminated, truncated, info = env.step(np.zeros(16, np.float32))
+                    assert env.observation_space.contains(observation)
+                    assert (terminated, truncated) == (False, tick == 3)
+                assert info["ended"] == "horizon"
+                assert info["reward_is_late"]
+                assert reward == pytest.approx(sum(info["terms"].values()))
+                assert 0.0 < info["driving_score"] <= 1.0
+
+
+def test_gymnasium_says_why_a_drive_failed():
+    import gymnasium
+
+    with FakeAlpaSim(faults=(Fault("hang", tick=4),)) as fake:
+        options = {"address": fake.address, "force_gt_duration_us": 300_000, "reward": "distance_to_gt"}
+        with closing(gymnasium.make("alpagym/AlpaSim-v0", **options)) as env:
+            env.reset(seed=1)
+            env.unwrapped._timeout_s = 0.3
+            with pytest.raises(SimulatorError, match="silent"):
+                env.step(np.zeros(16, np.float32))
+        with closing(gymnasium.make("alpagym/AlpaSim-v0", scene_id="nowhere", **options)) as env:
+            with pytest.raises(SimulatorError, match="nowhere"):
+                env.reset(seed=1)
+        with pytest.raises(ConfigError, match="plans"):
+            gymnasium.make("alpagym/AlpaSim-v0", action_type="control", **options)

@@ -11,3 +11,4 @@ _ENTRY = "alpagym_runtime.envs.driving_env:DrivingEnv"
 if "alpagym/Embedded-v0" not in _registry:
     _register("alpagym/Embedded-v0", _ENTRY)
     _register("alpagym/Embedded-Nested-v0", _ENTRY, kwargs={"nested": True})
+    _register("alpagym/AlpaSim-v0", "alpagym_runtime.envs.alpasim_env:AlpasimEnv")

@@ -299,8 +299,8 @@ class Ftheta(_Angular):
         flat = np.stack([u - d * v, c * v - e * u], -1) / (c - d * e)
         radius = np.hypot(flat[..., 0], flat[..., 1])
         if self.exact == "radius_to_angle":
-            angle, known = _polynomial(self.radius_to_angle, radius), _grows(self.radius_to_angle, radius)
-            known &= angle <= self.max_angle_rad
+            angle = _polynomial(self.radius_to_angle, radius)
+            known = _grows(self.radius_to_angle, radius) & (angle <= self.max_angle_rad)
         else:
             start = (
                 _polynomial(self.radius_to_angle, radius) if self.radius_to_angle else radius / self.angle_to_radius[1]
@@ -358,7 +358,7 @@ def _derivative(coefficients: tuple[float, ...]) -> tuple[float, ...]:
 def _grows(coefficients: tuple[float, ...], at: Float) -> Bool:
     """Whether a polynomial grows from 0 up to each value, by 64 samples of its derivative."""
     slope = _polynomial(_derivative(coefficients), at[..., None] * (np.arange(65) / 64.0))
-    result: Bool = (slope > 0.0).all(axis=-1)
+    result: Bool = np.asarray((slope > 0.0).all(axis=-1))
     return result
 
 
@@ -372,5 +372,5 @@ def _invert(coefficients: tuple[float, ...], value: Float, start: Float, limit: 
             at - (_polynomial(coefficients, at) - value) / np.where(np.abs(steep) < 1e-12, 1e-12, steep), 0.0
         )
     error = np.abs(_polynomial(coefficients, at) - value)
-    good = (error <= 1e-9 * np.maximum(1.0, np.abs(value))) & (at <= limit) & _grows(coefficients, at)
+    good: Bool = (error <= 1e-9 * np.maximum(1.0, np.abs(value))) & (at <= limit) & _grows(coefficients, at)
     return np.where(good, at, 0.0), good

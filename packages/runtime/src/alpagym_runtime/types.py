@@ -231,8 +231,9 @@ class MeasureSeries:
             return float("nan")
         if self.aggregation == "last":
             return float(good[-1])
-        reduce = {"max": np.max, "min": np.min, "mean": np.mean, "median": np.median}[self.aggregation]
-        return float(reduce(good))
+        if self.aggregation in ("max", "min"):
+            return float(good.max() if self.aggregation == "max" else good.min())
+        return float(np.mean(good) if self.aggregation == "mean" else np.median(good))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A fake AlpaSim: the same calls in the same order as the real runtime, on a road of a few lines, with faults on demand.
+"""A fake AlpaSim: the calls of the real runtime in the same order, on a road of a few lines, with faults on demand.
 
     with FakeAlpaSim(scenes=("clip-a", "clip-b"), faults=(Fault("hang", tick=3, rollouts=(0,)),)) as fake:
         simulator = AlpasimConfig(address=fake.address).build(spec, DatasetSection(), 2, ())
@@ -12,6 +12,7 @@ and the plans; nothing is drawn.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import threading
 from collections.abc import Sequence
@@ -464,7 +465,7 @@ class _Drive:
         times = [item.timestamp_us for item in plan.poses]
         if not times:
             raise RolloutError("the plan is empty")
-        if any(b <= a for a, b in zip(times, times[1:], strict=False)):
+        if any(b <= a for a, b in itertools.pairwise(times)):
             raise RolloutError("plan times do not increase strictly")
         if times[0] != now_us or query_us > times[-1]:
             raise RolloutError(f"Interpolation timestamp {query_us} is outside range [{times[0]}, {times[-1]}]")

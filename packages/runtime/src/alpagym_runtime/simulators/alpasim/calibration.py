@@ -60,7 +60,7 @@ def read_camera(
         )
     else:
         o = spec.opencv_pinhole_param
-        plain = dict(focal_x=o.focal_length_x, focal_y=o.focal_length_y)
+        plain = {"focal_x": o.focal_length_x, "focal_y": o.focal_length_y}
         centre = (o.principal_point_x, o.principal_point_y)
         bent = (tuple(o.radial_coeffs), tuple(o.tangential_coeffs), tuple(o.thin_prism_coeffs))
         if any(value for part in bent for value in part):

@@ -13,6 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import cv2
 import numpy as np
@@ -48,8 +49,8 @@ class Picture:
         return self.image is not None or self.error is not None
 
 
-def frame_format(data: bytes) -> str:
-    """ "jpeg" or "png" by the first bytes; BadFrameError for anything else."""
+def frame_format(data: bytes) -> Literal["jpeg", "png"]:
+    """The kind of file by its first bytes; BadFrameError for any other."""
     if data[:3] == b"\xff\xd8\xff":
         return "jpeg"
     if data[:8] == PNG_SIGNATURE:

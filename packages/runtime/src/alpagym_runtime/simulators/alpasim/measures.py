@@ -1,9 +1,9 @@
 """From AlpaSim's metrics, which come with the rollout's end and cover all of it, to measures from the handover on.
 
-Two families, never under one name. `alpasim/<metric>` is AlpaSim's number at each tick; `alpasim/scene_score` its score.
-Ours, under the names that rewards and the driving score read: counts of events, as AlpaSim's scorer sees the boxes (it
-shrinks and rounds them; a driver is told of no other road user), and progress along the recorded drive. Counts and
-progress stop at the first end event.
+Two families, never under one name. `alpasim/<metric>` is AlpaSim's number at each tick, `alpasim/scene_score` its
+score. Ours, under the names that rewards and the driving score read: counts of events, as AlpaSim's scorer sees the
+boxes (it shrinks and rounds them; a driver is told of no other road user), and progress along the recorded drive.
+Counts and progress stop at the first end event.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _count(series: MeasureSeries, end: int) -> MeasureSeries:
 
 
 def _scene_score(measures: dict[str, MeasureSeries], tick_us: NDArray[np.int64]) -> MeasureSeries:
-    """AlpaSim's score over the driven part, at the last tick: its own cuts first, then collision, off-road, progress."""
+    """AlpaSim's score over the driven part, at the last tick: its cuts first, then collision, off-road, progress."""
     count = len(tick_us)
     value, valid = np.zeros(count), np.zeros(count, bool)
 

@@ -181,7 +181,8 @@ def _read_return(data: bytes, order: Order, address: str) -> runtime_pb2.Simulat
         return Failure("transient", "MALFORMED", f"{address} answered rollout {found.rollout_uuid!r} for another")
     if not found.success:
         bad_scene = found.error_code == runtime_pb2.ROLLOUT_ERROR_CODE_INVALID_SCENE
-        text = f"the rollout failed in scene {order.scene_id!r} at {address}: {found.error.strip()[:2000] or 'no reason given'}"
+        reason = found.error.strip()[:2000] or "no reason given"
+        text = f"the rollout failed in scene {order.scene_id!r} at {address}: {reason}"
         return Failure("permanent" if bad_scene else "transient", "INVALID_SCENE" if bad_scene else "ROLLOUT", text)
     return found
 

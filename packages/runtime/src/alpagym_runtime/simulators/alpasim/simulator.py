@@ -302,7 +302,8 @@ class AlpasimSimulator:
 
     def _take(self, sessions: list[Session]) -> list[int]:
         """Sessions whose drive waits: those to deliver; at the horizon they are ended here."""
-        waiting, final = [], []
+        waiting: list[int] = []
+        final: list[int] = []
         for session in sessions:
             slot = self._slots[session.row]
             if slot.session_id != session.id:
