@@ -5,7 +5,7 @@ from __future__ import annotations
 import cv2
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alpagym_runtime.cameras import Ftheta, MountedCamera, OpenCVFisheye, OpenCVPinhole, Pinhole, inside, resized
@@ -48,11 +48,13 @@ numbers = st.floats(-1.0, 1.0)
 directions = st.tuples(numbers, numbers, st.floats(0.5, 1.5)).map(np.array)
 
 
+@settings(deadline=None, max_examples=60)
 @given(points=st.lists(directions, min_size=1, max_size=8).map(np.array))
 def test_pinhole_there_and_back(points):
     check_round_trip(PINHOLE, points, must=True)
 
 
+@settings(deadline=None, max_examples=60)
 @given(
     points=st.lists(directions, min_size=1, max_size=8).map(np.array),
     radial=st.tuples(*[st.floats(-0.3, 0.3)] * 2, *[st.floats(-0.05, 0.05)] * 4),
@@ -66,6 +68,7 @@ def test_opencv_pinhole_there_and_back(points, radial, tangential, prism):
     check_round_trip(camera, points)
 
 
+@settings(deadline=None, max_examples=60)
 @given(
     points=st.lists(directions, min_size=1, max_size=8).map(np.array),
     radial=st.tuples(*[st.floats(-0.05, 0.05)] * 2, *[st.floats(-0.01, 0.01)] * 2),
@@ -75,6 +78,7 @@ def test_opencv_fisheye_there_and_back(points, radial):
     check_round_trip(camera, points)
 
 
+@settings(deadline=None, max_examples=60)
 @given(
     points=st.lists(directions, min_size=1, max_size=8).map(np.array),
     bend=st.tuples(st.floats(800, 1000), st.floats(-20, 20), st.floats(-60, 20), st.floats(-10, 10)),
@@ -86,6 +90,7 @@ def test_ftheta_there_and_back(points, bend, affine):
     check_round_trip(camera, points)
 
 
+@settings(deadline=None, max_examples=60)
 @given(points=st.lists(directions, min_size=1, max_size=8).map(np.array))
 def test_ftheta_with_an_exact_backward_polynomial_there_and_back(points):
     camera = Ftheta(
