@@ -37,12 +37,14 @@ def test_a_policy_is_served_until_a_signal(tmp_path):
         # Nobody else can reach it, and nobody else can take its port.
         with socket.socket() as other, pytest.raises(OSError, match="in use"):
             other.bind(("127.0.0.1", port))
-        second = start("--policy", "constant_speed", "--port", str(port), cwd=tmp_path)
-        assert second.wait(60) == 1
-        assert str(port) in second.stderr.read()
+        with start("--policy", "constant_speed", "--port", str(port), cwd=tmp_path) as second:
+            _, complaint = second.communicate(timeout=60)
+        assert second.returncode == 1
+        assert str(port) in complaint
     finally:
         server.send_signal(signal.SIGTERM)
-    assert server.wait(60) == 0
+        server.communicate(timeout=60)
+    assert server.returncode == 0
     stats = json.loads((tmp_path / "s.json").read_text())
     assert stats["decisions"] == 20
     assert stats["batch_histogram"] == {"1": 20}
