@@ -55,7 +55,7 @@ class PolicyDriver:
         window_s: float = 0.0,
     ) -> None:
         self.policy = policy
-        self.server = DriverServer(config, policy.spec, self, sessions)
+        self.server = DriverServer(config, policy.spec, self, sessions, keep_recording=bool(policy.spec.privileged))
         self._sampling = sampling or Sampling("mean")
         self._max_batch, self._seed, self._window_s = max_batch, seed, window_s
         self._free = list(range(sessions))[::-1]
@@ -130,6 +130,17 @@ class PolicyDriver:
         batch = [session for session in batch if session.pending is not None]
         if not batch:
             return 0
+        try:
+            self._decide(batch)
+        except Exception as err:
+            # Not the policy's: `_act` has caught that. These sessions end, the process goes on.
+            log.exception("a batch of %d failed", len(batch))
+            for session in batch:
+                server.fail(session, grpc.StatusCode.INTERNAL, f"{type(err).__name__}: {err}")
+        return len(batch)
+
+    def _decide(self, batch: list[Session]) -> None:
+        server = self.server
         observation = self._observe(batch)
         began_s = time.monotonic()
         decision = self._act(batch, observation)
@@ -144,6 +155,10 @@ class PolicyDriver:
                     server.fail(session, grpc.StatusCode.INTERNAL, f"the policy failed: {error}")
             rows = np.flatnonzero([error is None for error in decision.error])
             good, decision = [batch[row] for row in rows], decision.take(rows)
+        good_rows = [i for i, session in enumerate(good) if server.sessions.get(session.id) is session]
+        if len(good_rows) < len(good):
+            # Closed meanwhile: its row may be another's by now.
+            good, decision = [good[i] for i in good_rows], decision.take(np.array(good_rows, np.int64))
         if good:
             slots = np.array([session.row for session in good])
             for name, array in self._carry.items():
@@ -151,7 +166,6 @@ class PolicyDriver:
             waited_s = [done_s - session.pending_s for session in good]
             server.reply(good, decision.plan_rig)
             self._latency.update(round(1e3 * seconds) for seconds in waited_s)
-        return len(batch)
 
     def _observe(self, batch: Sequence[Session]) -> Observation:
         observation = self.server.observe(batch)

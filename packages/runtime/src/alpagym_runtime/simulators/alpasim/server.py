@@ -119,12 +119,20 @@ class DriverServer:
         spec: what the policy reads; only that is kept.
         owner: who the sessions belong to.
         rows: room for so many sessions.
+        keep_recording: keep the ground truth, for labels and measures.
         keep_encoded: keep the bytes of pictures that were seen until `new_frames` hands them out.
 
     """
 
     def __init__(
-        self, config: ServerConfig, spec: PolicySpec, owner: Owner, rows: int, *, keep_encoded: bool = False
+        self,
+        config: ServerConfig,
+        spec: PolicySpec,
+        owner: Owner,
+        rows: int,
+        *,
+        keep_recording: bool,
+        keep_encoded: bool = False,
     ) -> None:
         self.config, self.spec = config, spec
         self.table = SessionTable(rows, spec)
@@ -132,7 +140,7 @@ class DriverServer:
         self.sessions: dict[str, Session] = {}
         self.port = 0
         self.counts = {"drives": 0, "images": 0, "decoded": 0, "unseen": 0, "refused": 0}
-        self._owner, self._keep_encoded = owner, keep_encoded
+        self._owner, self._keep_encoded, self._keep_recording = owner, keep_encoded, keep_recording
         self._ready: list[Session] = []
         self._failed: OrderedDict[str, Refused] = OrderedDict()
         self._decoders = DecodePool(config.decode_threads, self._decoded) if spec.cameras else None
@@ -517,7 +525,7 @@ class DriverServer:
     def _recording(self, data: bytes) -> bytes:
         with self.lock:
             session = self.sessions.get(session_id_of(data))
-            if session is not None and self.table.recording_count[session.row]:
+            if session is not None and (not self._keep_recording or self.table.recording_count[session.row]):
                 session.seen_s = time.monotonic()
                 return b""  # the same drive as before, seen from another place
         request = egodriver_pb2.GroundTruthRequest.FromString(data)
@@ -581,6 +589,7 @@ class DriverServer:
         session.drives += 1
         self.counts["drives"] += 1
         self.table.now_us[session.row] = now_us
+        self.table.place(np.array([session.row]))
         for frames in session.frames.values():
             frames.prune(now_us)
         session.missing = {id(picture) for picture in wanted if not picture.done}
@@ -640,7 +649,12 @@ class DriverServer:
                         if now_s - session.pending_s > config.drive_timeout_s:
                             text = f"nobody decided within {config.drive_timeout_s} s"
                             self._fail(session, Refused(grpc.StatusCode.DEADLINE_EXCEEDED, text))
-                    elif now_s - session.seen_s > config.idle_timeout_s:
+                    elif now_s - session.seen_s <= config.idle_timeout_s:
+                        continue
+                    elif session.terminate:
+                        # It was told to end; AlpaSim may score it for long, or has forgotten it.
+                        self.sessions.pop(session.id)
+                    else:
                         text = f"it was silent for {config.idle_timeout_s} s and is closed"
                         self._fail(session, Refused(grpc.StatusCode.DEADLINE_EXCEEDED, text))
 

@@ -124,10 +124,6 @@ class SessionTable:
         """Take the recorded drive in the rig frame at `anchor_us`; it is placed when that pose is known."""
         self._unplaced[row] = (anchor_us, recording_rig)
 
-    def has_recording(self, row: int) -> bool:
-        """Whether a recording came; further ones say the same from another place."""
-        return bool(self.recording_count[row]) or row in self._unplaced
-
     def covers(self, row: int, time_us: int) -> bool:
         """Whether the ego's pose at a time is known."""
         n = int(self.count[row])
@@ -180,7 +176,7 @@ class SessionTable:
         out: Labels = {}
         if not names:
             return out
-        self._place(rows)
+        self.place(rows)
         pose = self.pose_at_now(rows)
         plan = np.zeros((len(rows), self.spec.plan_steps, 3), np.float32)
         mask = np.zeros((len(rows), self.spec.plan_steps), bool)
@@ -198,7 +194,7 @@ class SessionTable:
             distance to the recorded position at this time, all m; and valid [n,2], for the first and the other two.
 
         """
-        self._place(rows)
+        self.place(rows)
         values, valid = np.zeros((len(rows), 3)), np.zeros((len(rows), 2), bool)
         recorded = (self.recording_us, self.recording, self.recording_count)
         _along(*recorded, rows, self.now_us[rows], self.pose_at_now(rows), values, valid)
@@ -206,13 +202,13 @@ class SessionTable:
 
     def recorded_arc(self, row: int, time_us: int) -> float:
         """Arc length of the recording at a time, m; at its end for later times, NaN without one."""
-        self._place(np.array([row]))
+        self.place(np.array([row]))
         n = int(self.recording_count[row])
         if not n:
             return float("nan")
         return float(np.interp(time_us, self.recording_us[row, :n], self.recording[row, :n, 3]))
 
-    def _place(self, rows: NDArray[np.int64]) -> None:
+    def place(self, rows: NDArray[np.int64]) -> None:
         """Bring recordings that came since into the local frame."""
         if not self._unplaced:
             return
@@ -274,7 +270,7 @@ def _pose_at(times, poses, count, query, out):
     for c in range(3, 7):
         out[c] = a * poses[i, c] + sign * b * poses[j, c]
         norm += out[c] * out[c]
-    norm = np.sqrt(norm)
+    norm = max(np.sqrt(norm), 1e-12)
     for c in range(3, 7):
         out[c] /= norm
 

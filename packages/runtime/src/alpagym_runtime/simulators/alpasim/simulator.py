@@ -113,7 +113,9 @@ class AlpasimSimulator:
         self._news: list[tuple[int, str]] = []
         self._closed = False
         self._previous, self._previous_valid = np.zeros((slots, PROGRESS)), np.zeros((slots, PROGRESS), bool)
-        self._server = DriverServer(config.server, policy_spec, self, slots, keep_encoded=config.frames == "arrived")
+        self._server = DriverServer(
+            config.server, policy_spec, self, slots, keep_recording=True, keep_encoded=config.frames == "arrived"
+        )
         self._server.start()
         server = config.server
         host = config.driver_host or (socket.gethostname() if server.host in ("0.0.0.0", "::") else server.host)
