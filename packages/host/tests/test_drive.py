@@ -16,6 +16,7 @@ from alpagym_host.compose import compose
 from alpagym_host.launch import drive
 from alpagym_plugins import ConfigError
 from alpagym_runtime.simulators.alpasim.config import AlpasimConfig
+from alpagym_runtime.testing.fake_alpasim import FakeAlpaSim
 
 
 def start(*arguments, cwd):
@@ -91,3 +92,24 @@ def test_the_preset_needs_an_address_and_takes_options():
     assert isinstance(config.simulator.config, AlpasimConfig)
     assert config.simulator.config.warmup_ticks == 17
     assert config.simulator.config.server.max_message_mib == 128
+
+
+@pytest.mark.slow  # a whole run, twice
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("evaluate", "policy=constant_speed"),
+        ("train", "rollout.scenes_per_step=2", "rollout.group_size=2", "trainer.updates=2"),
+    ],
+    ids=["evaluate", "train"],
+)
+def test_runs_drive_in_alpasim(tmp_path, arguments):
+    options = ["simulator=alpasim", "simulator.force_gt_duration_us=300000", "expected_valid_steps=8"]
+    options += ["rollout.slots=4", "reward=progress_safety", f"run.root={tmp_path}"]
+    with FakeAlpaSim(n_sim_steps=60) as fake:
+        command = [sys.executable, "-m", "alpagym_host.cli", *arguments, *options, f"simulator.address={fake.address}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    summary = next(tmp_path.glob("*/summary.json"))
+    final = json.loads(summary.read_text())["evaluations"]["final"]
+    assert 0.9 < final["driving_score"]["mean"] <= 1.0
