@@ -34,7 +34,10 @@ app.add_typer(checkpoint, name="checkpoint")
 app.add_typer(episodes.app, name="episodes")
 app.command("replay")(episodes.replay)
 
-_COMMANDS = ("train", "evaluate", "rollout", "resume", "plugins", "scenes", "episodes", "replay", "checkpoint")
+_COMMANDS = (
+    *("train", "evaluate", "rollout", "resume", "drive"),
+    *("plugins", "scenes", "episodes", "replay", "checkpoint"),
+)
 
 Overrides = Annotated[
     list[str] | None,
@@ -159,6 +162,52 @@ def resume(run_directory: Annotated[Path, typer.Argument(metavar="RUN_DIR", show
         print(f"already completed; results: {summary}")
         return
     raise typer.Exit(launch(config, directory, command, Console()))
+
+
+@app.command()
+def drive(
+    overrides: Overrides = None,
+    policy: Annotated[
+        str | None, typer.Option(help="An installed policy; its options are policy.KEY=VALUE.", metavar="NAME")
+    ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="A run directory, or one of its checkpoints.", metavar="DIR")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; other than loopback it is open to all.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one, and prints it.", min=0, max=65535)] = 50051,
+    stats: Annotated[
+        Path | None, typer.Option(help="Write batch sizes, waits and counts here, every 5 s.", metavar="FILE")
+    ] = None,
+    sessions: Annotated[int, typer.Option(help="Most sessions at once.", min=1)] = 64,
+    max_batch: Annotated[int, typer.Option(help="Most sessions in one forward.", min=1)] = 64,
+    window_ms: Annotated[float, typer.Option(help="Longest wait for others once a session waits.", min=0)] = 0.0,
+    samples: Annotated[bool, typer.Option(help="Send the plan as a sample too, for AlpaSim's minADE.")] = False,
+    decode_threads: Annotated[int, typer.Option(help="Threads that decode pictures.", min=1)] = 2,
+    device: Annotated[str, typer.Option(help="Where the policy runs, such as cuda:0.")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Seed of the policy's draws.")] = 0,
+) -> None:
+    """Serve a policy as a driver for AlpaSim, until SIGINT or SIGTERM."""
+    from rich.console import Console
+
+    from alpagym_host.launch.drive import build_policy, serve
+
+    built, name = build_policy(policy, checkpoint, overrides or [], device)
+    serve(
+        built,
+        name,
+        Console(),
+        host=host,
+        port=port,
+        sessions=sessions,
+        max_batch=max_batch,
+        window_ms=window_ms,
+        seed=seed,
+        samples=samples,
+        decode_threads=decode_threads,
+        stats=stats,
+    )
 
 
 @app.command()

@@ -12,3 +12,4 @@ if "alpagym/Embedded-v0" not in _registry:
     _register("alpagym/Embedded-v0", _ENTRY)
     _register("alpagym/Embedded-Nested-v0", _ENTRY, kwargs={"nested": True})
     _register("alpagym/Offline-v0", "alpagym_runtime.envs.offline_env:OfflineEnv")
+    _register("alpagym/AlpaSim-v0", "alpagym_runtime.envs.alpasim_env:AlpasimEnv")

@@ -222,7 +222,7 @@ class MeasureSeries:
     time_us: NDArray[np.int64]
     value: NDArray[np.float64]
     valid: NDArray[np.bool_]
-    aggregation: Literal["last", "max", "mean", "min"] = "last"
+    aggregation: Literal["last", "max", "min", "mean", "median"] = "last"
 
     def aggregate(self) -> float:
         """One number for the episode; NaN where no sample is valid."""
@@ -231,9 +231,9 @@ class MeasureSeries:
             return float("nan")
         if self.aggregation == "last":
             return float(good[-1])
-        if self.aggregation == "mean":
-            return float(good.mean())
-        return float(good.max() if self.aggregation == "max" else good.min())
+        if self.aggregation in ("max", "min"):
+            return float(good.max() if self.aggregation == "max" else good.min())
+        return float(np.mean(good) if self.aggregation == "mean" else np.median(good))
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ class Frame:
     camera: str
     time_us: int
     frame_id: int
-    format: Literal["raw", "jpeg"]
+    format: Literal["raw", "jpeg", "png"]
     data: bytes
 
 

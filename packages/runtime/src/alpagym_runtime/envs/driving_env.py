@@ -54,6 +54,7 @@ class DrivingEnv(gymnasium.Env[dict[str, NDArray[Any]], NDArray[np.float32]]):
 
     """
 
+    _timeout_s = 60.0
     metadata = {"render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012 (Gymnasium's own convention)
 
     def __init__(
@@ -118,7 +119,7 @@ class DrivingEnv(gymnasium.Env[dict[str, NDArray[Any]], NDArray[np.float32]]):
         request = EpisodeRequest(scene_id, -1, self._horizon, int(drawn[1]), int(drawn[2]))
         self._core.start(SLOT, [request])
         self._sums = dict.fromkeys(self._core.terms, 0.0)
-        return self._observe(self._core.receive(1, 60.0)), {"scene_id": scene_id}
+        return self._observe(self._receive()), {"scene_id": scene_id}
 
     def step(self, action: NDArray[np.float32]) -> tuple[dict[str, NDArray[Any]], float, bool, bool, dict[str, Any]]:
         """Drive one tick."""
@@ -131,7 +132,7 @@ class DrivingEnv(gymnasium.Env[dict[str, NDArray[Any]], NDArray[np.float32]]):
                 f"action must be {ACTION_SIZES[self.action_type]} finite numbers, got {np.shape(action)}: {action}"
             )
         self._core.send(SLOT, decision_from_actions(self.action_type, values, speed))
-        batch = self._core.receive(1, 60.0)
+        batch = self._receive()
         observation = self._observe(batch)
         ended = Ended(int(batch.tick.ended[0]))
         terms = {name: float(paid[0]) for name, paid in batch.terms.items()}
@@ -165,6 +166,14 @@ class DrivingEnv(gymnasium.Env[dict[str, NDArray[Any]], NDArray[np.float32]]):
         if self._core is not None:
             self._core.close()
         self._core = self._batch = None
+
+    def _receive(self) -> CoreBatch:
+        assert self._core is not None
+        batch = self._core.receive(1, self._timeout_s)
+        if not len(batch.tick):
+            self._batch = None
+            raise SimulatorError(f"the simulator stayed silent for {self._timeout_s} s", code="TIMEOUT")
+        return batch
 
     def _observe(self, batch: CoreBatch) -> dict[str, NDArray[Any]]:
         failure = batch.tick.failure[0]

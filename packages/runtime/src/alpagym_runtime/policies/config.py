@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from alpagym_plugins import check_range
+from alpagym_plugins import ConfigError, check_range
 
 if TYPE_CHECKING:
     from alpagym_runtime.policies.expert import Expert
@@ -119,3 +119,44 @@ class ExpertConfig:
         from alpagym_runtime.policies.expert import Expert
 
         return Expert(self)
+
+
+@dataclass
+class FakeVlaConfig:
+    """The load of a vision-language-action model without one: wants pictures, takes its time, drives on.
+
+    Attributes:
+        delay_ms: how long one forward takes, whatever the batch.
+        cameras: names of the cameras that it wants.
+        height: of the pictures that it wants, px.
+        width: likewise.
+        frames: pictures a camera, 0.1 s apart.
+
+    """
+
+    delay_ms: float = 0.0
+    cameras: list[str] = field(default_factory=lambda: ["camera_front_wide_120fov", "camera_front_tele_30fov"])
+    height: int = 320
+    width: int = 512
+    frames: int = 1
+
+    def __post_init__(self) -> None:
+        check_range("delay_ms", self.delay_ms, minimum=0, maximum=600_000)
+        check_range("height", self.height, minimum=8, maximum=8192)
+        check_range("width", self.width, minimum=8, maximum=8192)
+        check_range("frames", self.frames, minimum=1, maximum=64)
+        if len(set(self.cameras)) != len(self.cameras):
+            raise ConfigError(f"names a camera twice: {self.cameras}", key="cameras")
+
+    def spec(self) -> PolicySpec:
+        """Reads the speed and the pictures."""
+        from alpagym_runtime.types import PolicySpec
+
+        cameras = dict.fromkeys(self.cameras, (self.height, self.width))
+        return PolicySpec(fields=("ego_dynamics_rig",), cameras=cameras, frames=self.frames)
+
+    def build(self, device: str = "cpu") -> Policy:
+        """The policy; it runs on the CPU whatever the device."""
+        from alpagym_runtime.policies.fake_vla import FakeVla
+
+        return FakeVla(self)

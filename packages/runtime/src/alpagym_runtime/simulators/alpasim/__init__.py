@@ -1,0 +1,1 @@
+"""AlpaSim behind the `Simulator` protocol, and any policy as an AlpaSim driver."""

@@ -1,0 +1,77 @@
+"""Camera models from AlpaSim's calibration messages."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from alpagym_runtime.cameras import CameraModel, Ftheta, MountedCamera, OpenCVFisheye, OpenCVPinhole, Pinhole, resized
+from alpagym_runtime.geometry import Pose, unit_quaternion
+from alpagym_runtime.simulators.alpasim.wire import sensorsim_pb2
+
+
+def read_camera(
+    message: sensorsim_pb2.AvailableCamerasReturn.AvailableCamera, size: tuple[int, int] | None = None
+) -> MountedCamera:
+    """The camera that a session declares, for pictures of `size` (height, width); None: as large as the sensor.
+
+    Raises:
+        ValueError: no model is set, it lacks its exact polynomial, the pose is no rotation, or a windshield bends the
+            rays (which no model here describes).
+
+    """
+    name, spec = message.logical_id, message.intrinsics
+    if spec.WhichOneof("external_distortion") is not None:
+        raise ValueError(f"camera {name!r} looks through a windshield model, which is not supported")
+    kind = spec.WhichOneof("camera_param")
+    if kind is None:
+        raise ValueError(f"camera {name!r} has no intrinsics")
+    height, width = int(spec.resolution_h), int(spec.resolution_w)
+    if not height or not width:
+        if size is None:
+            raise ValueError(f"camera {name!r} says no resolution")
+        height, width = size
+    model: Ftheta | OpenCVFisheye | Pinhole
+    if kind == "ftheta_param":
+        p = spec.ftheta_param
+        backward = p.reference_poly == sensorsim_pb2.FthetaCameraParam.PIXELDIST_TO_ANGLE
+        cde = (p.linear_cde.linear_c, p.linear_cde.linear_d, p.linear_cde.linear_e)
+        model = Ftheta(
+            width,
+            height,
+            p.principal_point_x,
+            p.principal_point_y,
+            max_angle_rad=p.max_angle or np.pi,
+            angle_to_radius=tuple(p.angle_to_pixeldist_poly),
+            radius_to_angle=tuple(p.pixeldist_to_angle_poly),
+            exact="radius_to_angle" if backward or not p.angle_to_pixeldist_poly else "angle_to_radius",
+            affine=cde if p.HasField("linear_cde") else (1.0, 0.0, 0.0),
+        )
+    elif kind == "opencv_fisheye_param":
+        f = spec.opencv_fisheye_param
+        model = OpenCVFisheye(
+            width,
+            height,
+            f.principal_point_x,
+            f.principal_point_y,
+            max_angle_rad=f.max_angle or np.pi,
+            focal_x=f.focal_length_x,
+            focal_y=f.focal_length_y,
+            radial=tuple(f.radial_coeffs),
+        )
+    else:
+        o = spec.opencv_pinhole_param
+        plain = {"focal_x": o.focal_length_x, "focal_y": o.focal_length_y}
+        centre = (o.principal_point_x, o.principal_point_y)
+        bent = (tuple(o.radial_coeffs), tuple(o.tangential_coeffs), tuple(o.thin_prism_coeffs))
+        if any(value for part in bent for value in part):
+            model = OpenCVPinhole(
+                width, height, *centre, **plain, radial=bent[0], tangential=bent[1], thin_prism=bent[2]
+            )
+        else:
+            model = Pinhole(width, height, *centre, **plain)
+    if size is not None:
+        model = resized(model, *size)
+    checked: CameraModel = model
+    pose = message.rig_to_camera
+    rotation = unit_quaternion([pose.quat.w, pose.quat.x, pose.quat.y, pose.quat.z], f"the pose of camera {name!r}")
+    return MountedCamera(name, checked, Pose(np.array([pose.vec.x, pose.vec.y, pose.vec.z]), rotation))

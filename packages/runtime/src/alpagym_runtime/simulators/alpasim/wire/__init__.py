@@ -1,0 +1,1 @@
+"""Messages generated from `protos/` by scripts/generate_protos.py; never edited."""
