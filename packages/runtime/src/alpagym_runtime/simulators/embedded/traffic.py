@@ -57,7 +57,7 @@ LANE_CHANGE_MPS = 1.2
 PATIENCE_S = 8.0
 
 
-@kernel
+@inlined
 def _colour(start, end, cycle, yellow, time_s):
     since = (time_s - start) % cycle
     if since < end - start:
@@ -73,7 +73,7 @@ def signal_state(bank, scene, group, time_s):
     return _colour(bank.signals[k, 0], bank.signals[k, 1], cycle, yellow, time_s)
 
 
-@kernel
+@inlined
 def pose_on_path(bank, agent, arc, offset, out):
     """Write centre x, y, yaw of a place on an agent's path (samples 1 m apart), `offset` m left of it."""
     row = bank.agents[agent]
@@ -141,7 +141,7 @@ def step_traffic(bank, slots, i, ego):
         slots.actors[i, a, 3] = speed
 
 
-@kernel
+@inlined
 def _decide(paths, meta, numbers, stops, signals, cycle, yellow, present, state, leaders, around, step, time_s):
     """Every agent's acceleration. Arrays are passed one by one: handing over the bank costs 0.3 us a call."""
     for a in range(len(meta)):
@@ -189,7 +189,7 @@ def _replay(bank, slots, i, scene, step):
             slots.actors_before[i, a, k] = before[k] if step > row[1] else np.nan
 
 
-@kernel
+@inlined
 def _idm(speed, desired, gap, closing):
     """Acceleration m/s2 of the intelligent driver model; `closing` > 0 comes nearer."""
     wanted = STANDSTILL_M + max(speed * HEADWAY_S + speed * closing / COMFORT_MPS2, 0.0)
@@ -199,7 +199,7 @@ def _idm(speed, desired, gap, closing):
     return min(max(ACCELERATE_MPS2 * (1.0 - free * free - near * near), HARDEST_MPS2), ACCELERATE_MPS2)
 
 
-@kernel
+@inlined
 def _gap(paths, first, last, arc, offset, around, a, o, dx, dy):
     """Free distance m along a path to the box of `o`, taken to be `dx, dy` away from `a`; 1e9 if out of the corridor.
 
@@ -230,7 +230,7 @@ def _gap(paths, first, last, arc, offset, around, a, o, dx, dy):
     return max(ahead - (around[a, LONG] + around[o, LONG] * c + around[o, WIDE] * s) / 2.0, 0.01)
 
 
-@kernel
+@inlined
 def _search(paths, first, last, a, arc, offset, around):
     """Nearest road user in the corridor `offset` m left of an agent's path: (row of around, gap m)."""
     mx, my = around[a, X], around[a, Y]
@@ -250,13 +250,13 @@ def _search(paths, first, last, a, arc, offset, around):
     return leader, best
 
 
-@kernel
+@inlined
 def _pace_along(around, a, o):
     """Speed m/s of `o` in the direction of `a`."""
     return around[o, PACE] * (around[a, COS] * around[o, COS] + around[a, SIN] * around[o, SIN])
 
 
-@kernel
+@inlined
 def _drive(paths, meta, numbers, stops, signals, cycle, yellow, state, leaders, around, a, step, time_s):
     """Acceleration m/s2 of a driving agent."""
     desired = numbers[a, DESIRED]
@@ -294,7 +294,7 @@ def _drive(paths, meta, numbers, stops, signals, cycle, yellow, state, leaders, 
     return answer
 
 
-@kernel
+@inlined
 def _stop_distance(meta, stops, signals, cycle, yellow, state, around, a, time_s):
     """Distance m from an agent's front to the next place where it has to wait now; 1e9 for none."""
     front = state[a, ARC] + around[a, LONG] / 2.0
@@ -322,7 +322,7 @@ def _stop_distance(meta, stops, signals, cycle, yellow, state, around, a, time_s
     return 1e9
 
 
-@kernel
+@inlined
 def _somebody_first(state, around, a, x, y):
     """Whether traffic on another path reaches the conflict at x, y before this agent has cleared it."""
     to_clear = around[a, LONG] + math.hypot(x - around[a, X], y - around[a, Y])
@@ -377,7 +377,7 @@ def _consider_lane(paths, meta, numbers, state, around, a, desired, now):
         state[a, OFFSET_TARGET] = offset + target * width
 
 
-@kernel
+@inlined
 def _walk(meta, numbers, stops, signals, cycle, yellow, state, around, a, time_s):
     """Acceleration m/s2 of somebody on foot: to the desired pace; at the kerb perhaps waits for a gap or for green."""
     pace = numbers[a, DESIRED]
