@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# `commonroad` needs a folder; a dry run does not read it.
-MORE = {"dataset=commonroad": ["dataset.path=recordings"]}
+# What these presets cannot know; a dry run neither reads nor calls it.
+MORE = {f"dataset={source}": ["dataset.path=recordings"] for source in ("commonroad", "files")}
+MORE["simulator=alpasim"] = ["simulator.address=127.0.0.1:50051"]
 SMALL = ("dataset.test_scenes=1", "expected_valid_steps=3", "evaluation.bootstrap=100", "rollout.slots=2")
 
 pytestmark = [
