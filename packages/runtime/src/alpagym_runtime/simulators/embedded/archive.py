@@ -19,7 +19,6 @@ from typing import Any
 from alpagym_runtime.errors import SceneError
 from alpagym_runtime.files import TEMPORARY_PREFIX, replacing, sync_folder
 
-MEMBERS_MAX = 100_000
 JSON_BYTES_MAX = 20_000_000
 """Parsed JSON takes up to twenty times its bytes in memory."""
 

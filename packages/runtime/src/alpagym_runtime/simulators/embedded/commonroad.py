@@ -34,6 +34,7 @@ from alpagym_runtime.simulators.embedded.commonroad_xml import (
 )
 from alpagym_runtime.simulators.embedded.scene import MAX_ACTORS, STEP_US, Actors, Scene, Vehicle
 from alpagym_runtime.simulators.embedded.scene_bank import arc_lengths
+from alpagym_runtime.simulators.embedded.splits import deal
 
 Float = NDArray[np.float64]
 
@@ -384,18 +385,8 @@ class CommonRoadScenes:
         dropped += [Skipped(file.name, reason) for reason in recording.dropped]
 
     def split(self, name: str) -> tuple[str, ...]:
-        """Scene ids of "train", "val" or "test", split by file so that no traffic is in two of them.
-
-        Usable files in order of name are dealt train, val, test, train, train, and again. Of two files the second is
-        both val and test; a single one is all three.
-        """
-        if name not in ("train", "val", "test"):
-            raise ValueError(f"no split named {name!r}; expected train, val or test")
-        count = len(self._files)
-        if count < 3:
-            return self._files[0 if name == "train" else count - 1]
-        deal = ("train", "val", "test", "train", "train")
-        return tuple(scene_id for k, ids in enumerate(self._files) if deal[k % 5] == name for scene_id in ids)
+        """Scene ids of "train", "val" or "test", dealt by file (`splits.deal`)."""
+        return deal(self._files, name)
 
     def load(self, scene_id: str) -> Scene:
         """One scene of `ids`; the same every time."""

@@ -71,7 +71,6 @@ class SceneBank:
         self._capacity = capacity
         self._scenes: dict[str, Scene] = {}
         self._index: dict[str, int] = {}
-        self._pending: list[Scene] = []
         self.bank = Bank(**{name: np.zeros(shape, kind) for name, (shape, kind) in _EMPTY.items()})
 
     def __contains__(self, scene_id: str) -> bool:

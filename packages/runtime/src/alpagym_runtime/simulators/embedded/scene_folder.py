@@ -18,6 +18,7 @@ from alpagym_runtime.simulators.embedded.opendrive import read_opendrive
 from alpagym_runtime.simulators.embedded.opendrive_xml import FILE_BYTES_MAX
 from alpagym_runtime.simulators.embedded.scene import Scene
 from alpagym_runtime.simulators.embedded.scene_files import METADATA, RIG, read_scene
+from alpagym_runtime.simulators.embedded.splits import deal
 
 SCENES_PER_MAP = 8
 KEPT_SCENES = 512
@@ -73,14 +74,8 @@ class SceneFolder:
         self._files.append(tuple(found))
 
     def split(self, name: str) -> tuple[str, ...]:
-        """Scene ids of "train", "val" or "test", dealt file by file as `CommonRoadScenes.split` does."""
-        if name not in ("train", "val", "test"):
-            raise ValueError(f"no split named {name!r}; expected train, val or test")
-        count = len(self._files)
-        if count < 3:
-            return self._files[0 if name == "train" else count - 1]
-        deal = ("train", "val", "test", "train", "train")
-        return tuple(scene_id for k, ids in enumerate(self._files) if deal[k % 5] == name for scene_id in ids)
+        """Scene ids of "train", "val" or "test", dealt by file (`splits.deal`)."""
+        return deal(self._files, name)
 
     def load(self, scene_id: str) -> Scene:
         """One scene of `ids`; the same every time."""
