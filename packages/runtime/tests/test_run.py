@@ -17,12 +17,15 @@ import torch
 
 from alpagym_runtime.errors import ConfigError, CorruptFileError, SimulatorError
 from alpagym_runtime.rewards.base import Term
-from alpagym_runtime.rollouts.evaluation import summarise
+from alpagym_runtime.rollouts.statistics import summarise
 from alpagym_runtime.run_config import Plugin, TermSection, from_mapping
+from alpagym_runtime.telemetry.metrics import describe
 from alpagym_runtime.testing.conformance import TrainerConformance, run_results, training_rows
 from alpagym_runtime.testing.examples import assert_same
 from alpagym_runtime.trainers.checkpoints import Checkpoint, CheckpointStore, load_checkpoint, load_weights
 from alpagym_runtime.trainers.run import Run
+from alpagym_runtime.trainers.sft.stored import hold_out
+from alpagym_runtime.types import EpisodeRequest
 from alpagym_waypoint.config import WaypointConfig
 
 SFT = {"drives_per_scene": 1, "epochs": 3, "batch": 32}
@@ -113,6 +116,7 @@ def test_a_run_directory_holds_whole_files_only(trained):
     steps = [f"checkpoints/step_{step:08d}" for step in (5, 7, 8)]  # keep 3 of 2, 3, 5, 7 and 8
     files = ("model.safetensors", "optimizer.safetensors", "state.json")
     wanted = {f"{step}/{file}" for step in steps for file in files}
+    wanted |= {f"checkpoints/best/{file}" for file in ("model.safetensors", "state.json")}
     assert names == wanted | {"metrics.jsonl", "per_scene.parquet", "summary.json"}
 
 
@@ -121,7 +125,8 @@ def test_the_summary_follows_from_the_rows(trained):
     rows = defaultdict(list)
     for row in pq.read_table(trained / "per_scene.parquet").to_pylist():
         rows[row["evaluation"]].append(row)
-    assert list(rows) == list(summary["evaluations"]) == ["start", "warm_start", "val_000002", "val_000004", "final"]
+    names = ["start", "warm_start", *(f"val_{step:06d}" for step in (0, 2, 4, 5)), "final", "best"]
+    assert list(rows) == list(summary["evaluations"]) == names
     for name, drives in rows.items():
         evaluation = summary["evaluations"][name]
         assert evaluation["driving_score"]["n"] == len(drives) == (2 if name.startswith("val") else 3)
@@ -146,11 +151,12 @@ def test_the_summary_follows_from_the_rows(trained):
 
 def test_the_metrics_hold_a_row_a_step_and_an_evaluation(trained):
     rows = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
-    grpo = [f"grpo {k}" for k in range(1, 6)]
-    wanted = ["evaluate/start 0", *(f"imitation {k}" for k in (1, 2, 3)), "evaluate/warm_start 3", *grpo[:2]]
-    wanted += ["evaluate/val_000002 5", *grpo[2:4], "evaluate/val_000004 7", grpo[4], "evaluate/final 8"]
-    assert [f"{row['stage']} {row['step']}" for row in rows] == wanted
     summary = json.loads((trained / "summary.json").read_text())
+    grpo = [f"grpo {k}" for k in range(1, 6)]
+    wanted = ["evaluate/start 0", *(f"imitation {k}" for k in (1, 2, 3)), "evaluate/warm_start 3"]
+    wanted += ["evaluate/val_000000 3", *grpo[:2], "evaluate/val_000002 5", *grpo[2:4], "evaluate/val_000004 7"]
+    wanted += [grpo[4], "evaluate/val_000005 8", "evaluate/final 8", f"evaluate/best {summary['best']['total_steps']}"]
+    assert [f"{row['stage']} {row['step']}" for row in rows] == wanted
     for row in rows:
         if row["stage"].startswith("evaluate/"):
             score = summary["evaluations"][row["stage"].removeprefix("evaluate/")]["driving_score"]
@@ -345,6 +351,82 @@ def test_retried_episodes_are_counted(tmp_path):
     assert (row["episodes_retried"], row["episodes_episodes"], row["void"]) == (2, 6, 0)
 
 
+def test_every_number_that_is_logged_has_a_meaning(trained):
+    rows = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    assert {name for row in rows for name in row if describe(name) is None} == {"stage", "step"}
+
+
+def test_a_step_says_where_its_time_went_and_how_old_its_decisions_are(trained):
+    for row in training_rows(trained):
+        if row["stage"] == "grpo":
+            assert 0 < row["seconds_act"] < row["seconds_drive"] < row["seconds"]
+            assert row["throughput/decisions_per_s"] == pytest.approx(row["ticks"] / row["seconds"])
+            # One process that drives, then trains, then drives again.
+            assert (row["staleness_mean"], row["staleness_max"]) == (0.0, 0.0)
+            assert row["ratio_min"] <= row["ratio_mean"] <= row["ratio_max"]
+
+
+# ---------------------------------------------------------------- the best checkpoint, and when imitation ends
+
+
+def test_the_best_on_val_is_kept_and_shown_beside_the_last(trained):
+    summary = json.loads((trained / "summary.json").read_text())
+    val = {n: e["driving_score"]["mean"] for n, e in summary["evaluations"].items() if n.startswith("val_")}
+    best = summary["best"]
+    assert best["driving_score"] == max(val.values())
+    assert best["evaluation"] == next(name for name, score in val.items() if score == max(val.values()))
+    found = CheckpointStore(trained / "checkpoints", 1).best()
+    assert found is not None
+    assert found[1]["total_steps"] == best["total_steps"]
+    assert summary["comparisons"][1]["after"] == "best"
+    assert summary["comparisons"][0]["driving_score"].items() <= summary["paired_gain"].items()
+
+
+def test_the_best_weights_are_those_that_scored(trained, tmp_path):
+    summary = json.loads((trained / "summary.json").read_text())
+    again = Run(configure(checkpoint={"path": str(trained / "checkpoints" / "best")}), tmp_path).evaluate()
+    wanted, found = summary["evaluations"]["best"], again.summary["evaluations"]["final"]
+    assert found == wanted
+
+
+def test_imitation_ends_when_validation_stops_improving_and_keeps_the_best_epoch(tmp_path):
+    # At this rate it is soon as good as it gets, long before 200 epochs.
+    trainer = {"type": "sft"} | SFT | {"epochs": 200, "patience": 2, "learning_rate": 0.05}
+    Run(configure(trainer), tmp_path).train()
+    losses = [row["validation_loss"] for row in training_rows(tmp_path)]
+    assert len(losses) < 200
+    best = int(np.argmin(losses))
+    assert len(losses) == best + 1 + 2
+    assert [row["epochs_waited"] for row in training_rows(tmp_path)][-3:] == [0, 1, 2]
+    state = load_checkpoint(CheckpointStore(tmp_path / "checkpoints", 1).latest()).state["stage_state"]
+    assert state == {"best_loss": losses[best], "best_epoch": best + 1}
+
+
+def test_without_patience_imitation_makes_all_epochs_and_validates_nothing(tmp_path):
+    Run(configure({"type": "sft"} | SFT | {"patience": 0}), tmp_path).train()
+    rows = training_rows(tmp_path)
+    assert len(rows) == SFT["epochs"]
+    assert not any("validation_loss" in row for row in rows)
+
+
+@dataclass
+class File:
+    """What `hold_out` reads of an episode file."""
+
+    request: EpisodeRequest
+
+
+def test_a_tenth_of_a_stores_scenes_is_held_out_whole():
+    files = [File(EpisodeRequest(f"s{i % 20}", member=i)) for i in range(60)]
+    train, held = hold_out(files, 0.1)
+    assert len({file.request.scene_id for file in held}) == 2
+    assert len(held) == 6
+    assert {f.request.scene_id for f in train} & {f.request.scene_id for f in held} == set()
+    # The order of the files does not matter, and few scenes are all needed.
+    assert {f.request.scene_id for f in hold_out(files[::-1], 0.1)[1]} == {f.request.scene_id for f in held}
+    assert hold_out(files[:9], 0.1) == (files[:9], [])
+
+
 # ---------------------------------------------------------------- evaluate
 
 
@@ -417,8 +499,9 @@ def test_a_cut_table_of_drives_is_named_and_no_wrong_evaluation_replaces_it(copi
     final = json.loads((copied / "summary.json").read_text())["evaluations"]["final"]
     reporter = Notes()
     outcome = Run(configure(), copied, reporter=reporter).train()
-    # The weights that `start` measured are gone; those of `final` are in the checkpoint.
-    assert outcome.summary["evaluations"] == {"final": final}
+    # The weights that `start` measured are gone; those of `final` and of `best` are in checkpoints.
+    assert list(outcome.summary["evaluations"]) == ["val_000005", "final", "best"]
+    assert outcome.summary["evaluations"]["final"] == final
     assert "evaluation 'start' is lost: the weights of step 0 are gone" in reporter.notes
 
 
@@ -442,10 +525,12 @@ KILLED = """
 import json, os, random, signal, sys, time
 from pathlib import Path
 from alpagym_runtime.run_config import from_mapping
+from alpagym_runtime.telemetry.metrics import describe
 from alpagym_runtime.testing.conformance import run_results
 from alpagym_runtime.testing.examples import assert_same
 from alpagym_runtime.trainers.checkpoints import CheckpointStore, load_checkpoint
-from alpagym_runtime.trainers.run import Run, _read_rows
+from alpagym_runtime.rollouts.table import read_rows
+from alpagym_runtime.trainers.run import Run
 
 config = from_mapping(json.loads(sys.argv[1]))
 whole, broken = Path("whole"), Path("broken")
@@ -464,7 +549,7 @@ for attempt in range(6):
     store = CheckpointStore(broken / "checkpoints", 9)
     for step in store.steps():
         load_checkpoint(store.folder / f"step_{step:08d}")
-    _read_rows(broken / "per_scene.parquet")
+    read_rows(broken / "per_scene.parquet")
     print("killed", attempt, store.steps(), flush=True)
 Run(config, broken).train()
 assert_same(run_results(broken), run_results(whole), "the killed run")

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from alpagym_runtime.telemetry.reporter import Reporter
 
-EVALUATIONS = {"start": "start", "warm_start": "warm start", "final": "final"}
+EVALUATIONS = {"start": "start", "warm_start": "warm start", "final": "final", "best": "best on val"}
 """Keys of `summary.json` in the order of a run -> heading."""
 
 _RATES = {"collision_at_fault": "collision at fault", "collision": "collision", "offroad": "off-road", "goal": "goal"}

@@ -134,15 +134,24 @@ class RolloutSection:
 
 @dataclass
 class EvaluationSection:
-    """How a policy is measured: every scene of the split once a seed, mean action, last weights."""
+    """How a policy is measured: every scene of the split once a seed, with its mean action.
+
+    Attributes:
+        seeds: of the drives; with several, each scene is driven once a seed.
+        every_updates: training steps between evaluations on val, which choose the best checkpoint; 0: none.
+        bootstrap: resamples behind an interval.
+
+    """
 
     seeds: list[int] = field(default_factory=lambda: [1])
-    every_updates: int = 0
+    every_updates: int = 10
     bootstrap: int = 2000
 
     def __post_init__(self) -> None:
         if not self.seeds:
             raise ConfigError("needs at least one seed", key="seeds")
+        if len(set(self.seeds)) != len(self.seeds):
+            raise ConfigError(f"names a seed twice: {self.seeds}", key="seeds")
         check_range("every_updates", self.every_updates, minimum=0)
         check_range("bootstrap", self.bootstrap, minimum=100, maximum=1_000_000)
 

@@ -24,6 +24,7 @@ from alpagym_runtime.envs.core import CoreBatch, DrivingCore
 from alpagym_runtime.errors import SceneError, SimulatorError
 from alpagym_runtime.policies.base import validate_decision
 from alpagym_runtime.random import mix
+from alpagym_runtime.telemetry.timers import timed
 from alpagym_runtime.types import (
     Decision,
     Ended,
@@ -225,7 +226,7 @@ class Collector:
             tick.tick[rows].astype(np.uint64),
             np.array([r.attempt for r in chosen], np.uint64),
         )
-        with self._gate:
+        with self._gate, timed("act"):
             decisions = self.policy.act(observation, seeds, sampling)
         decisions = validate_decision(decisions, self.policy.spec, len(rows))
         slots = tick.slots[rows]

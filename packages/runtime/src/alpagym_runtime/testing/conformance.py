@@ -871,8 +871,9 @@ def run_results(directory: Path) -> dict[str, Any]:
     assert newest is not None, "a run keeps a checkpoint"
     checkpoint = load_checkpoint(newest)
     tensors = checkpoint.weights | {f"optimiser.{name}": value for name, value in checkpoint.optimiser.items()}
+    timed = ("seconds", "throughput")
     return {
-        "metrics": [{k: v for k, v in line.items() if not k.startswith("seconds")} for line in lines],
+        "metrics": [{k: v for k, v in line.items() if not k.startswith(timed)} for line in lines],
         "per_scene": pq.read_table(directory / "per_scene.parquet").to_pylist(),
         "summary": {k: v for k, v in summary.items() if k not in ("wall_s", "cpu_s", "peak_rss_bytes")},
         "checkpoint": newest.name,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 _NAME = re.compile(r"step_\d{8}")
+BEST = "best"
 
 
 @dataclass
@@ -34,29 +35,49 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of a run: `step_<number>/{model.safetensors, optimizer.safetensors, state.json}`."""
+    """The checkpoints of a run: `step_<number>/{model.safetensors, optimizer.safetensors, state.json}`.
+
+    Beside them `best/{model.safetensors, state.json}`: the weights that scored best on the validation scenes.
+    """
 
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder, self._keep = folder, keep
 
     def save(self, step: int, checkpoint: Checkpoint) -> Path:
         """Write beside, then rename; older ones beyond `keep` go. An existing step is replaced."""
+        files = {"model.safetensors": checkpoint.weights, "optimizer.safetensors": checkpoint.optimiser}
+        place = self._write(f"step_{step:08d}", files, checkpoint.state)
+        for stale in self.steps()[: -self._keep]:
+            shutil.rmtree(self.folder / f"step_{stale:08d}")
+        return place
+
+    def save_best(self, weights: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
+        """Replace `best`; `state` says where the weights come from."""
+        return self._write(BEST, {"model.safetensors": weights}, state)
+
+    def best(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Weights and state of `best`; None where none was kept.
+
+        Raises:
+            CorruptFileError: a file is missing or cut.
+
+        """
+        place = self.folder / BEST
+        return (_tensors(place / "model.safetensors"), _state(place)) if place.is_dir() else None
+
+    def _write(self, name: str, files: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> Path:
         from safetensors.torch import save_file
 
         self.folder.mkdir(exist_ok=True)
         self._remove_partials()
         temporary = Path(tempfile.mkdtemp(prefix=".partial-", dir=self.folder))
-        tensors = {name: tensor.contiguous().cpu() for name, tensor in checkpoint.weights.items()}
-        save_file(tensors, temporary / "model.safetensors")
-        save_file(
-            {name: t.contiguous().cpu() for name, t in checkpoint.optimiser.items()},
-            temporary / "optimizer.safetensors",
-        )
-        write_json(temporary / "state.json", checkpoint.state)
-        for file in temporary.iterdir():
-            with file.open("rb") as handle:
+        for file, tensors in files.items():
+            save_file({key: tensor.contiguous().cpu() for key, tensor in tensors.items()}, temporary / file)
+        write_json(temporary / "state.json", state)
+        for written in temporary.iterdir():
+            with written.open("rb") as handle:
                 os.fsync(handle.fileno())
-        place = self.folder / f"step_{step:08d}"
+        place = self.folder / name
         if os.path.lexists(place):
             old = Path(tempfile.mkdtemp(prefix=".partial-", dir=self.folder))
             place.replace(old / "old")
@@ -64,8 +85,6 @@ class CheckpointStore:
         temporary.replace(place)
         sync_folder(self.folder)
         self._remove_partials()
-        for stale in self.steps()[: -self._keep]:
-            shutil.rmtree(self.folder / f"step_{stale:08d}")
         return place
 
     def _remove_partials(self) -> None:
@@ -98,14 +117,17 @@ def load_checkpoint(place: Path) -> Checkpoint:
     parts = []
     for name in ("model.safetensors", "optimizer.safetensors"):
         parts.append(_tensors(place / name))
-    if not (place / "state.json").is_file():
-        raise CorruptFileError(f"{place / 'state.json'} is missing; remove {place} and resume from an older checkpoint")
-    state = read_json(place / "state.json")
+    return Checkpoint(parts[0], parts[1], _state(place))
+
+
+def _state(place: Path) -> dict[str, Any]:
+    file = place / "state.json"
+    if not file.is_file():
+        raise CorruptFileError(f"{file} is missing; remove {place} and resume from an older checkpoint")
+    state = read_json(file)
     if not isinstance(state, dict):
-        raise CorruptFileError(
-            f"{place / 'state.json'} holds no mapping; remove {place}, resume from an older checkpoint"
-        )
-    return Checkpoint(parts[0], parts[1], state)
+        raise CorruptFileError(f"{file} holds no mapping; remove {place}, resume from an older checkpoint")
+    return state
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:

@@ -22,12 +22,16 @@ from typing import TYPE_CHECKING, Any
 from alpagym_runtime.envs.core import DrivingCore, build_terms
 from alpagym_runtime.episodes.store import EpisodeStore, Keep
 from alpagym_runtime.errors import ConfigError, CorruptFileError
-from alpagym_runtime.files import remove_partials, replacing, strict, write_atomic, write_json
+from alpagym_runtime.files import remove_partials, strict, write_atomic, write_json
 from alpagym_runtime.random import mix_int
 from alpagym_runtime.rollouts.collector import Collector, environment
-from alpagym_runtime.rollouts.evaluation import Row, evaluate, paired_gain, summarise
+from alpagym_runtime.rollouts.evaluation import evaluate
+from alpagym_runtime.rollouts.statistics import compare, summarise
+from alpagym_runtime.rollouts.table import FILE as TABLE
+from alpagym_runtime.rollouts.table import Row, read_rows, write_rows
 from alpagym_runtime.run_config import RunConfig, StoreSection, to_mapping
 from alpagym_runtime.telemetry.reporter import Reporter, Silent
+from alpagym_runtime.telemetry.timers import TIMERS
 from alpagym_runtime.trainers.base import StopTraining
 from alpagym_runtime.trainers.checkpoints import (
     Checkpoint,
@@ -77,9 +81,11 @@ class Run:
         remove_partials(directory)
         self.transport: Transport = config.transport.config.build("trainer", directory)
         self._cores: dict[tuple[str, str, tuple[str, ...]], DrivingCore] = {}
-        self._rows: dict[str, list[Row]] = _read_rows(directory / "per_scene.parquet")
+        self._rows: dict[str, list[Row]] = read_rows(directory / TABLE)
+        self._summaries: dict[str, dict[str, Any]] = {}
         self._checkpoints = CheckpointStore(directory / "checkpoints", config.checkpoint.keep)
-        # `evaluations`: name -> total_steps at which it was made, for every one that metrics.jsonl lists.
+        # `evaluations`: name -> total_steps at which it was made, for every one that metrics.jsonl lists. `best`: the
+        # val evaluation with the highest driving score so far. `stage_state`: see the property.
         self._state: dict[str, Any] = {
             "stage": "",
             "step": 0,
@@ -87,6 +93,8 @@ class Run:
             "metrics_rows": 0,
             "done": [],
             "evaluations": {},
+            "best": None,
+            "stage_state": {},
         }
         self._restored: Checkpoint | None = None
         self._unit = ""
@@ -132,6 +140,12 @@ class Run:
         if self._policy is None:
             self._policy = build_policy(self.config)
         return self._policy
+
+    @property
+    def stage_state(self) -> dict[str, Any]:
+        """Plain values that a trainer keeps of its stage; they travel in checkpoints, and a new stage starts empty."""
+        found: dict[str, Any] = self._state["stage_state"]
+        return found
 
     @property
     def resuming(self) -> bool:
@@ -195,12 +209,50 @@ class Run:
                 self.reporter.note(f"evaluation {name!r} is lost: the weights of step {made[name]} are gone")
             return
         if name not in self._rows:
-            self._rows[name] = self._evaluate(name, split)
-            _write_rows(self.directory / "per_scene.parquet", self._rows)
+            self._keep_rows(name, self._evaluate(name, split))
         if name not in made:
             made[name] = steps
-            score = summarise(self._rows[name], 100)["driving_score"]
-            self._log(f"evaluate/{name}", steps, {"driving_score": score["mean"], "n": score["n"]})
+            self._log(f"evaluate/{name}", steps, _evaluation_numbers(self.evaluation_summary(name)))
+        TIMERS.take()  # an evaluation is no part of a training step
+
+    def evaluation_summary(self, name: str) -> dict[str, Any]:
+        """What summary.json will say of an evaluation that was made."""
+        if name not in self._summaries:
+            self._summaries[name] = summarise(self._rows[name], self.config.evaluation.bootstrap)
+        return self._summaries[name]
+
+    def conclude(self) -> None:
+        """The evaluations at the end of training: the last weights on val and test, the best on val on test."""
+        # A run that was stopped right after its last step has no evaluation of it on val yet.
+        self._evaluate_if_due(self._state["stage"], self._state["step"], self._state["step"])
+        self.evaluate_policy("final")
+        best = self._state["best"]
+        if best is None or "best" in self._rows:
+            return
+        if best["total_steps"] == self._state["total_steps"]:
+            self._keep_rows("best", self._rows["final"])
+        elif (weights := self._best_weights(best)) is not None:
+            last, version = {k: v.clone() for k, v in self.policy.module.state_dict().items()}, self.policy.version
+            load_into(self.policy, weights, int(best["version"]), "checkpoints/best")
+            try:
+                self._keep_rows("best", self._evaluate("best", "test"))
+            finally:
+                load_into(self.policy, last, version, "the last step")
+        if "best" in self._rows:
+            self._state["evaluations"]["best"] = best["total_steps"]
+            self._log("evaluate/best", best["total_steps"], _evaluation_numbers(self.evaluation_summary("best")))
+
+    def _best_weights(self, best: Mapping[str, Any]) -> dict[str, Any] | None:
+        found = self._checkpoints.best()
+        if found is None or found[1].get("total_steps") != best["total_steps"]:
+            self.reporter.note(f"the best weights, of step {best['total_steps']}, are not in checkpoints/best any more")
+            return None
+        return found[0]
+
+    def _keep_rows(self, name: str, rows: list[Row]) -> None:
+        self._rows[name] = rows
+        self._summaries.pop(name, None)
+        write_rows(self.directory / TABLE, self._rows)
 
     def _evaluate(self, name: str, split: str) -> list[Row]:
         core = self.core(split, self.policy.spec)
@@ -237,11 +289,14 @@ class Run:
                 }
                 reference.load_state_dict(kept)
             restore_optimiser(optimiser, weights)
+        if self._state["stage"] != stage:
+            self.stage_state.clear()  # in place: a trainer may hold it already
         self._restored = None
         self._state["stage"], self._state["step"] = stage, first
         self._unit = unit
         self._evaluate_if_due(stage, first, total)
         self._show_stage(stage, first, total)
+        TIMERS.take()
         return first
 
     def end_step(
@@ -253,14 +308,28 @@ class Run:
         seconds: float,
         optimiser: Optimizer,
         reference: Module | None = None,
+        last: bool = False,
     ) -> None:
-        """Log a finished step, keep a checkpoint when one is due, evaluate when due, stop when asked to."""
+        """Log a finished step, keep a checkpoint when one is due, evaluate when due, stop when asked to.
+
+        Args:
+            stage: the one that was begun.
+            step: the number of the finished step, from 1.
+            total: number of the last step; one with `last` is too.
+            numbers: what to log, by the names of `alpagym_runtime.telemetry.metrics`.
+            seconds: that the step took.
+            optimiser: its state goes into checkpoints.
+            reference: likewise, another module's weights.
+            last: ends the stage before `total`.
+
+        """
         self._state["step"] = step
         self._state["total_steps"] += 1
-        self._log(stage, step, {**numbers, "seconds": seconds})
+        spent = {f"seconds_{name}": value for name, value in TIMERS.take().items()}
+        self._log(stage, step, {**numbers, **throughput(numbers, seconds), **spent, "seconds": seconds})
         shown = {k: numbers[k] for k in ("loss", "reward", "driving_score", "kl") if k in numbers}
         self.reporter.advance(1, **shown)
-        last = step == total
+        last = last or step == total
         if last:
             self._state["done"].append(stage)
         self._save_now = lambda: self._save(optimiser, reference)
@@ -268,17 +337,31 @@ class Run:
             self._save_now()
             self._save_now = None
         self.check_stop()
-        if self._evaluate_if_due(stage, step, total):
+        if self._evaluate_if_due(stage, step, total, last) and not last:
             self._show_stage(stage, step, total)
 
     # ------------------------------------------------------------ inside
 
-    def _evaluate_if_due(self, stage: str, step: int, total: int) -> bool:
+    def _evaluate_if_due(self, stage: str, step: int, total: int, last: bool = False) -> bool:
+        """On val at the start, every so many steps and at the end of a stage, but for imitation as a warm start."""
         every = self.config.evaluation.every_updates
-        due = stage != "imitation" and every > 0 and step > 0 and step % every == 0 and step != total
+        due = stage != "imitation" and every > 0 and (step % every == 0 or step == total or last)
         if due:
-            self.evaluate_policy(f"val_{step:06d}", "val")
+            name = f"val_{step:06d}"
+            self.evaluate_policy(name, "val")
+            if name in self._rows:
+                self._note_best(name)
         return due
+
+    def _note_best(self, name: str) -> None:
+        """Keep the weights in hand as the best if their evaluation is; of equals the first."""
+        score, best = self.evaluation_summary(name)["driving_score"]["mean"], self._state["best"]
+        made = self._state["evaluations"][name]
+        if score is None or made != self._state["total_steps"] or (best is not None and score <= best["driving_score"]):
+            return
+        best = {"evaluation": name, "driving_score": score, "total_steps": made, "version": self.policy.version}
+        self._state["best"] = best
+        self._checkpoints.save_best(self.policy.module.state_dict(), best | {"config_hash": self.config.config_hash})
 
     def _show_stage(self, stage: str, step: int, total: int) -> None:
         self.reporter.stage(stage, total, self._unit)
@@ -411,7 +494,7 @@ class Run:
             "command": command,
             "stage": self._state["stage"],
             "step": self._state["step"],
-            "evaluations": {name: summarise(rows[name], resamples) for name in rows},
+            "evaluations": {name: self.evaluation_summary(name) for name in rows},
             "dataset": _plain(self.config.dataset),
             "reward": {
                 name: {"type": term.type, "scale": term.scale, **_plain(term.config)}
@@ -428,10 +511,32 @@ class Run:
         if self._store is not None:
             summary["episodes"] = self._describe_store(self._store)
         before = rows.get("warm_start") or rows.get("start")
-        if before and "final" in rows:
-            summary["paired_gain"] = paired_gain(before, rows["final"], resamples)
-            summary["paired_gain"]["against"] = "warm_start" if "warm_start" in rows else "start"
+        if self._state["best"] is not None:
+            summary["best"] = self._state["best"]
+        if before:
+            against = "warm_start" if rows.get("warm_start") else "start"
+            summary["comparisons"] = [
+                {"before": against, "after": name, **compare([before], [rows[name]], resamples)}
+                for name in ("final", "best")
+                if name in rows
+            ]
+            if "final" in rows:
+                summary["paired_gain"] = summary["comparisons"][0]["driving_score"] | {"against": against}
         return summary
+
+
+def throughput(numbers: Mapping[str, float], seconds: float) -> dict[str, float]:
+    """Decisions driven, or samples imitated, a second of a step."""
+    known = {"ticks": "decisions_per_s", "samples": "samples_per_s"}
+    return {f"throughput/{known[k]}": numbers[k] / seconds for k in known if k in numbers and seconds > 0.0}
+
+
+def _evaluation_numbers(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What metrics.jsonl keeps of an evaluation."""
+    score = summary["driving_score"]
+    numbers = {"driving_score": score["mean"], "low": score["low"], "high": score["high"], "n": score["n"]}
+    numbers |= {"reward": summary["reward"]["mean"], "failed": summary["failed"]}
+    return numbers | {f"rate/{name}": value for name, value in summary["rates"].items()}
 
 
 def _refuse_links(directory: Path) -> None:
@@ -476,40 +581,3 @@ def load_into(policy: TrainablePolicy, weights: Mapping[str, Any], version: int,
         policy.load(weights, version)
     except (RuntimeError, KeyError) as err:
         raise ConfigError(f"the weights in {place} do not fit this policy: {err}", key="checkpoint.path") from err
-
-
-def _write_rows(path: Path, rows: Mapping[str, list[Row]]) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    merged = [{"evaluation": name, **row} for name, group in rows.items() for row in group]
-    columns: dict[str, None] = {}
-    for row in merged:
-        columns |= dict.fromkeys(row)
-    table = pa.table({name: [row.get(name) for row in merged] for name in columns})
-    with replacing(path) as temporary:
-        pq.write_table(table, temporary)
-
-
-def _read_rows(path: Path) -> dict[str, list[Row]]:
-    """Evaluations of an earlier part of this run.
-
-    Raises:
-        CorruptFileError: the file is cut; names path, size and the remedy.
-
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    if not path.exists():
-        return {}
-    try:
-        merged = pq.read_table(path).to_pylist()
-    except (pa.ArrowInvalid, OSError) as err:
-        raise CorruptFileError(
-            f"{path} ({path.stat().st_size} bytes) is not whole: {err}; remove it and resume"
-        ) from err
-    rows: dict[str, list[Row]] = {}
-    for row in merged:
-        rows.setdefault(row.pop("evaluation"), []).append(row)
-    return rows

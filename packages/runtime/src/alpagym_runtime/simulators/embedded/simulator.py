@@ -23,6 +23,7 @@ from alpagym_runtime.simulators.embedded.recorder import Recorder
 from alpagym_runtime.simulators.embedded.scene import STEP_US, Scene
 from alpagym_runtime.simulators.embedded.scene_bank import SceneBank
 from alpagym_runtime.simulators.embedded.vehicle import EGO_COLUMNS
+from alpagym_runtime.telemetry.timers import timed
 from alpagym_runtime.types import (
     Decision,
     Ended,
@@ -303,6 +304,7 @@ class EmbeddedSimulator:
             self._running.remove(future)
             self._apply(future.result())
 
+    @timed("simulate")
     def _advance(self, slots: NDArray[np.int64], stop: NDArray[np.bool_]) -> _Result:
         rows = slots[~stop]
         ended = np.where(stop, np.int64(Ended.SCORED), np.int64(Ended.RUNNING))
@@ -381,6 +383,7 @@ class EmbeddedSimulator:
         """Those of AlpaSim's measures that somebody asked for."""
         return [name for name, when in self.spec.measures.items() if when == "end"]
 
+    @timed("observe")
     def _observe(self, rows: NDArray[np.int64], well: NDArray[np.bool_]) -> Observation:
         bank, s, spec, n = self._bank.bank, self._slots, self._policy, len(rows)
         good = rows[well]

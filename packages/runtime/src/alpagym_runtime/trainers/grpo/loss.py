@@ -18,7 +18,7 @@ class LossParts:
     Attributes:
         loss: scalar, to be minimised; 0 with zero gradient where nothing is valid.
         valid: number of decisions that count.
-        ratio_min, ratio_max, clip_share: over valid decisions.
+        ratio_min, ratio_mean, ratio_max, clip_share: over valid decisions.
         kl_old: k3 estimate against the weights that drove, over valid decisions.
         finite: False if a log-probability or the loss is NaN or infinite; the caller must not step.
 
@@ -27,6 +27,7 @@ class LossParts:
     loss: Tensor
     valid: int
     ratio_min: float
+    ratio_mean: float
     ratio_max: float
     clip_share: float
     kl_old: float
@@ -100,6 +101,7 @@ def grpo_loss(
         loss=loss,
         valid=valid,
         ratio_min=float(chosen.min()) if valid else 1.0,
+        ratio_mean=float(chosen.mean()) if valid else 1.0,
         ratio_max=float(chosen.max()) if valid else 1.0,
         clip_share=float(outside.float().mean()) if valid else 0.0,
         kl_old=float(kl_old),

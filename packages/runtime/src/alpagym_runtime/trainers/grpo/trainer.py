@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from alpagym_runtime.errors import SimulatorError
 from alpagym_runtime.random import generator, mix_int
 from alpagym_runtime.trainers.base import decision_batch, take
 from alpagym_runtime.trainers.grpo.advantages import group_advantages, tick_advantages
 from alpagym_runtime.trainers.grpo.config import GrpoConfig
 from alpagym_runtime.trainers.grpo.loss import LossParts, grpo_loss
+from alpagym_runtime.trainers.metrics import drive_numbers
 from alpagym_runtime.trainers.sft.trainer import SftTrainer
 from alpagym_runtime.types import Decision, Episode, EpisodeRequest, Observation, Sampling, TrainablePolicy
 
@@ -55,7 +55,7 @@ class GrpoTrainer:
             run.evaluate_policy("warm_start")
         if not run.stage_done(STAGE):
             self._train(run)
-        run.evaluate_policy("final")
+        run.conclude()
 
     def _train(self, run: Run) -> None:
         config, policy = self._config, run.policy
@@ -81,7 +81,7 @@ class GrpoTrainer:
                 group["lr"] = config.learning_rate * (1.0 + share * (config.final_rate_share - 1.0))
             data = select(episodes, config, run.config.rollout.minimum_group)
             numbers = (
-                _drive_numbers(episodes)
+                drive_numbers(episodes, policy.version)
                 | data.counts
                 | {f"episodes_{k}": float(v) for k, v in collector.counts.items()}
             )
@@ -213,7 +213,7 @@ def optimise(
     numbers = {"steps_refused": refused, "kl_stopped": stopped}
     if logged:
         weights = [part["valid"] for part in logged]
-        for name in ("loss", "kl", "clip_share", "entropy"):
+        for name in ("loss", "kl", "clip_share", "entropy", "ratio_mean"):
             numbers[name] = float(np.average([part[name] for part in logged], weights=weights))
         numbers["ratio_min"] = min(part["ratio_min"] for part in logged)
         numbers["ratio_max"] = max(part["ratio_max"] for part in logged)
@@ -229,6 +229,7 @@ def _merge(pieces: list[tuple[LossParts, float]]) -> dict[str, float]:
         "kl": float(np.average([part.kl_old for part, _ in pieces], weights=weights)),
         "clip_share": float(np.average([part.clip_share for part, _ in pieces], weights=weights)),
         "entropy": float(np.average([entropy for _, entropy in pieces], weights=weights)),
+        "ratio_mean": float(np.average([part.ratio_mean for part, _ in pieces], weights=weights)),
         "ratio_min": min(part.ratio_min for part, _ in pieces),
         "ratio_max": max(part.ratio_max for part, _ in pieces),
     }
@@ -266,20 +267,3 @@ def _loss(
         count=count,
     )
     return parts, float(score.entropy.detach().mean())
-
-
-def _drive_numbers(episodes: list[Episode]) -> dict[str, float]:
-    """Reward, terms and scores of the drives that count."""
-    good = [episode for episode in episodes if episode.trainable and np.isfinite(episode.rewards).all()]
-    if not good:
-        texts = sorted({episode.failure.text for episode in episodes if episode.failure is not None})
-        why = texts[0] if texts else "each is at fault from its start, or has a reward that is not finite"
-        raise SimulatorError(f"none of the {len(episodes)} episodes of this step is usable: {why}", code="NO_EPISODE")
-    numbers = {
-        "reward": float(np.mean([episode.rewards.sum() for episode in good])),
-        "driving_score": float(np.mean([episode.driving_score for episode in good])),
-        "ticks": float(sum(len(episode) for episode in good)),
-    }
-    for name in good[0].terms:
-        numbers[f"term/{name}"] = float(np.mean([episode.terms[name].sum() for episode in good]))
-    return numbers

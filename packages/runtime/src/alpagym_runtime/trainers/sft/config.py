@@ -23,7 +23,12 @@ class SftConfig:
         drives_per_scene: expert drives of each training scene, each with other noise.
         acceleration_noise_mps2, curvature_noise_pm: of the noise that drives off the expert's path.
         noise_correlation: from one tick to the next.
-        epochs: passes over the data.
+        epochs: passes over the data; the most, where `patience` is set.
+        patience: imitation ends after so many epochs in which the loss on validation drives did not fall, and keeps the
+            weights of the best one; 0 makes all epochs and keeps the last weights.
+        validation_scenes: scenes of val in which the expert drives for that; of a store, this share of its scenes is
+            held out instead: `validation_share`.
+        validation_share: see `validation_scenes`.
         batch: decisions an optimiser step.
         learning_rate: the peak of a one-cycle schedule (AdamW).
         weight_decay: of AdamW.
@@ -40,6 +45,9 @@ class SftConfig:
     curvature_noise_pm: float = 0.012
     noise_correlation: float = 0.9
     epochs: int = 10
+    patience: int = 3
+    validation_scenes: int = 64
+    validation_share: float = 0.1
     batch: int = 256
     learning_rate: float = 2e-3
     weight_decay: float = 1e-4
@@ -57,6 +65,9 @@ class SftConfig:
         check_range("curvature_noise_pm", self.curvature_noise_pm, minimum=0)
         check_range("noise_correlation", self.noise_correlation, minimum=0, below=1)
         check_range("epochs", self.epochs, minimum=1)
+        check_range("patience", self.patience, minimum=0)
+        check_range("validation_scenes", self.validation_scenes, minimum=1)
+        check_range("validation_share", self.validation_share, above=0, below=1)
         check_range("batch", self.batch, minimum=1)
         check_range("learning_rate", self.learning_rate, above=0, maximum=10)
         check_range("weight_decay", self.weight_decay, minimum=0)

@@ -14,6 +14,7 @@ from alpagym_runtime.episodes.format import EpisodeFile
 from alpagym_runtime.episodes.store import EpisodeStore, best_of_group, find_store
 from alpagym_runtime.errors import ConfigError
 from alpagym_runtime.files import read_json, write_json
+from alpagym_runtime.random import text_seed
 from alpagym_runtime.simulators.base import MASKED_FIELDS
 from alpagym_runtime.trainers.sft.config import SftConfig
 from alpagym_runtime.types import Observation, PolicySpec
@@ -41,6 +42,16 @@ def choose(config: SftConfig) -> list[EpisodeFile]:
             key="trainer.store",
         )
     return [store.open(name) for name in rows["id"].to_pylist()]
+
+
+def hold_out(files: list[EpisodeFile], share: float) -> tuple[list[EpisodeFile], list[EpisodeFile]]:
+    """Files to learn from and files to validate on: a share of the scenes, by the hash of their ids, rounded down."""
+    scenes = sorted({file.request.scene_id for file in files}, key=text_seed)
+    held = set(scenes[: int(share * len(scenes))])
+    return (
+        [file for file in files if file.request.scene_id not in held],
+        [file for file in files if file.request.scene_id in held],
+    )
 
 
 def hold_still(files: list[EpisodeFile], directory: Path, resuming: bool) -> None:

@@ -1,4 +1,7 @@
-"""Imitation, top to bottom: drive the expert with noise, or take stored drives; then regress the plans."""
+"""Imitation, top to bottom: drive the expert with noise, or take stored drives; then regress the plans.
+
+It goes on until the loss on validation drives stops falling, `epochs` at most, and ends with the best epoch's weights.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,18 @@ from alpagym_runtime.errors import ConfigError
 from alpagym_runtime.random import generator, mix_int
 from alpagym_runtime.trainers.base import decision_batch, take
 from alpagym_runtime.trainers.sft.config import SftConfig
+from alpagym_runtime.trainers.sft.early_stop import EarlyStop
 from alpagym_runtime.trainers.sft.expert import LABEL, NoisyExpert
-from alpagym_runtime.trainers.sft.stored import choose, hold_still, read_data
+from alpagym_runtime.trainers.sft.stored import choose, hold_out, hold_still, read_data
 from alpagym_runtime.types import Episode, EpisodeRequest, ImitatingPolicy, Observation, Sampling
 
 if TYPE_CHECKING:
     from alpagym_runtime.trainers.run import Run
 
 STAGE = "imitation"
+
+Data = tuple[Observation, np.ndarray]
+"""Observations and target plans [B,T,3]."""
 
 
 class SftTrainer:
@@ -32,7 +39,7 @@ class SftTrainer:
         """Evaluate, train, evaluate."""
         run.evaluate_policy("start")
         self.train(run)
-        run.evaluate_policy("final")
+        run.conclude()
 
     def train(self, run: Run) -> None:
         """The stage `imitation`; a step is an epoch, resumed at the epoch where it stopped."""
@@ -41,11 +48,15 @@ class SftTrainer:
             raise ConfigError("cannot be trained by imitation: it has no `imitation_loss`", key="policy")
         if run.stage_done(STAGE):
             return
-        observation, target = self._data(run) if config.store is None else self._stored(run)
+        observation, target, validation = self._data(run) if config.store is None else self._stored(run)
         optimiser = torch.optim.AdamW(
             policy.module.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
         )
-        first = run.begin_stage(STAGE, config.epochs, "epochs", optimiser)
+        watch = None
+        if validation is not None:
+            watch = EarlyStop(policy, *validation, config.patience, config.batch, run.stage_state)
+        kept = None if watch is None else watch.best
+        first = run.begin_stage(STAGE, config.epochs, "epochs", optimiser, kept)
         batches = -(-len(target) // config.batch)
         for epoch in range(first, config.epochs):
             started = time.perf_counter()
@@ -69,44 +80,66 @@ class SftTrainer:
                 "samples": float(len(target)),
                 "steps_refused": float(refused),
             }
-            run.end_step(STAGE, epoch + 1, config.epochs, numbers, time.perf_counter() - started, optimiser)
+            stop = False
+            if watch is not None:
+                measured, stop = watch.after_epoch(epoch + 1)
+                numbers |= measured
+                if stop or epoch + 1 == config.epochs:
+                    watch.take_best()
+            took = time.perf_counter() - started
+            run.end_step(STAGE, epoch + 1, config.epochs, numbers, took, optimiser, kept, last=stop)
+            if stop:
+                break
 
-    def _stored(self, run: Run) -> tuple[Observation, np.ndarray]:
-        """Decisions of stored episodes."""
-        files = choose(self._config)
+    def _stored(self, run: Run) -> tuple[Observation, np.ndarray, Data | None]:
+        """Decisions of stored episodes, and those of scenes that are held out for validation."""
+        config, spec = self._config, run.policy.spec
+        files = choose(config)
         hold_still(files, run.directory, run.resuming)
-        run.reporter.note(f"imitating {self._config.target} of {len(files)} episodes in {self._config.store}")
-        return read_data(files, run.policy.spec, self._config.target)
+        files, held = hold_out(files, config.validation_share) if config.patience else (files, [])
+        run.reporter.note(
+            f"imitating {config.target} of {len(files)} episodes in {config.store}, validating on {len(held)}"
+        )
+        return (*read_data(files, spec, config.target), read_data(held, spec, config.target) if held else None)
 
-    def _data(self, run: Run) -> tuple[Observation, np.ndarray]:
-        """All decisions of noisy expert drives through the training scenes: observations and target plans [B,T,3]."""
-        seed = run.config.run.seed
+    def _data(self, run: Run) -> tuple[Observation, np.ndarray, Data | None]:
+        """Decisions of the expert in the training scenes, and in scenes of val for validation."""
+        config, horizon = self._config, run.config.expected_valid_steps
+        train = self._expert(run, "train", config.drives_per_scene, None)
+        if train is None:
+            raise ConfigError(f"no scene of the training split gave an expert drive of {horizon} ticks", key="dataset")
+        if not config.patience:
+            return (*train, None)
+        validation = self._expert(run, "val", 1, config.validation_scenes)
+        if validation is None:
+            run.reporter.note("no scene of val gave an expert drive: imitation makes all its epochs")
+        return (*train, validation)
+
+    def _expert(self, run: Run, split: str, drives: int, most: int | None) -> Data | None:
+        """Decisions of noisy expert drives through the first `most` scenes of a split; None where there are none."""
+        seed, salt = run.config.run.seed, 11 if split == "train" else 31
         expert = NoisyExpert(run.policy.spec, self._config)
-        core = run.core("train", expert.spec, labels=(LABEL,))
+        core = run.core(split, expert.spec, labels=(LABEL,), scenes=most)
         collector = run.collector(core, expert, actor="expert")
-        scenes = core.spec.scenes
         requests = [
             EpisodeRequest(
                 scene_id=scene_id,
                 horizon_ticks=run.config.expected_valid_steps,
-                world_seed=mix_int(seed, 11, number),
-                policy_seed=mix_int(seed, 12, number, drive),
+                world_seed=mix_int(seed, salt, number),
+                policy_seed=mix_int(seed, salt + 1, number, drive),
             )
-            for drive in range(self._config.drives_per_scene)
-            for number, scene_id in enumerate(scenes)
+            for drive in range(drives)
+            for number, scene_id in enumerate(core.spec.scenes[:most])
         ]
-        run.reporter.stage("expert drives", len(requests), "drives")
+        run.reporter.stage(f"expert drives {split}", len(requests), "drives")
 
         def watch(_: Episode) -> None:
             run.reporter.advance()
             run.check_stop()
 
-        episodes = [e for e in collector.collect(requests, Sampling(), watch) if len(e)]
-        usable = [e for e in episodes if e.trainable]
+        usable = [e for e in collector.collect(requests, Sampling(), watch) if e.trainable]
         if not usable:
-            raise ConfigError(
-                f"no scene of the training split gave an expert drive ({len(requests)} tried)", key="dataset"
-            )
+            return None
         observation, _ = decision_batch(usable, drop=(LABEL, f"{LABEL}_mask", "carry_expert_noise"))
         target = np.concatenate([episode.labels[LABEL] for episode in usable])
         keep = np.concatenate([e.labels[f"{LABEL}_mask"].all(axis=1) & e.controls for e in usable])
