@@ -132,6 +132,24 @@ def test_on_a_free_straight_road_it_reaches_the_desired_speed():
     assert 11.0 < speeds(plan)[-1] < 12.0
 
 
+def test_weaving_swings_about_the_route():
+    config = RouteFollowerConfig(weave_m=0.8, weave_period_s=4.0)
+    plan = act(config, time_us=np.array([8_000_000]), **world(STRAIGHT, 12.0))[0]
+    # sin(2π t / 4): its highest at 1 s, back at 2 s, its lowest at 3 s; at 8 s the swing is on the route
+    np.testing.assert_allclose(plan[[9, 19, 29, 39], 1], [0.8, 0.0, -0.8, 0.0], atol=0.05)
+    # slope at the route: 0.8 · 2π/4 / 12 = 0.105, first to the left
+    np.testing.assert_allclose(plan[[0, 19], 2], [0.105, -0.105], atol=0.02)
+    np.testing.assert_allclose(plan[:, 0], act(RouteFollowerConfig(), **world(STRAIGHT, 12.0))[0][:, 0], atol=0.1)
+
+
+def test_weaving_goes_on_where_the_swing_stands():
+    config = RouteFollowerConfig(weave_m=0.8, weave_period_s=4.0)
+    shifted = STRAIGHT - np.array([0.0, 0.8])
+    # 1 s into the swing the ego is 0.8 m to the left of the route; half a period later 0.8 m to the right
+    plan = act(config, time_us=np.array([9_000_000]), **world(shifted, 12.0))[0]
+    np.testing.assert_allclose(plan[[9, 19], 1], [-0.8, -1.6], atol=0.05)
+
+
 def test_at_the_desired_speed_it_keeps_it():
     plan = act(RouteFollowerConfig(), **world(STRAIGHT, 12.0))[0]
     # 12 m/s · 6.4 s = 76.8 m

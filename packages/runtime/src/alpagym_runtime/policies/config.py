@@ -55,6 +55,8 @@ class RouteFollowerConfig:
         corridor_half_width_m: an actor whose box comes this close to the route is ahead of us.
         front_m: from the rig origin forward to the ego's bumper.
         sees_traffic: False follows the route as if it were alone; for tables.
+        weave_m: swings so far to both sides of the route, once in `weave_period_s`; for tables.
+        weave_period_s: of a whole swing.
 
     """
 
@@ -68,11 +70,14 @@ class RouteFollowerConfig:
     corridor_half_width_m: float = 1.3
     front_m: float = 4.1
     sees_traffic: bool = True
+    weave_m: float = 0.0
+    weave_period_s: float = 3.0
 
     def __post_init__(self) -> None:
         for key, value in vars(self).items():
-            if key != "sees_traffic":
+            if key not in ("sees_traffic", "weave_m"):
                 check_range(key, value, above=0, maximum=100)
+        check_range("weave_m", self.weave_m, minimum=0, maximum=10)
 
     def spec(self) -> PolicySpec:
         """Reads speed, route and actors."""

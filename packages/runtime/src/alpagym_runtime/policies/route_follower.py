@@ -9,7 +9,7 @@ All arrays hold N rows; the loops are over time, never over rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +48,19 @@ class RouteFollower:
         mask = observations["actors_mask"] if self._config.sees_traffic else np.zeros_like(observations["actors_mask"])
         gap, leader_speed = self._leader(route, ego.arc[:, 0], observations["actors_rig"], mask)
         driven = self._speed_profile(route, ego.arc[:, 0], speed, gap, leader_speed)
-        return plan_decision(_path(route, ego, speed, driven))
+        if not self._config.weave_m:
+            return plan_decision(_path(route, ego, speed, driven))
+        swing = self._swing(observations["time_us"], np.arange(self.spec.plan_steps + 1))
+        ego = replace(ego, offset=ego.offset - swing[:, :1])
+        plan = _path(route, ego, speed, driven)
+        plan[..., 1] += swing[:, 1:] - swing[:, :1]
+        plan[..., 2] += np.arctan2(np.diff(swing, axis=1), np.maximum(np.diff(driven, axis=1, prepend=0.0), 0.1))
+        return plan_decision(plan)
+
+    def _swing(self, time_us: NDArray[np.int64], steps: NDArray[np.int64]) -> Float:
+        """Offset [N,S] m from the route to swing to, `steps` plan steps from now."""
+        at_s = (time_us[:, None] + steps * self.spec.plan_step_us) * 1e-6
+        return self._config.weave_m * np.sin(2.0 * np.pi * at_s / self._config.weave_period_s)
 
     def _leader(self, route: Route, arc: Float, actors_rig: NDArray, mask: NDArray[np.bool_]) -> tuple[Float, Float]:
         """Bumper gap [N] m to the nearest actor in the corridor ahead, and its speed [N] along the route."""
