@@ -101,7 +101,8 @@ def test_the_store_changes_no_result():
 
 def test_training_keeps_its_episodes_where_asked(tmp_path):
     overrides = ["simulator=toy", "trainer.updates=1", "trainer.warm_start=null", "rollout.scenes_per_step=2"]
-    config = compose([*SMALL, *overrides, "store.record=[train,evaluate]", "transport=disk"])
+    overrides += ["store.record=[train,evaluate]", "transport=disk", "evaluation.every_updates=0"]
+    config = compose([*SMALL, *overrides])
     run = Run(config, tmp_path)
     assert run.train().completed
     rows = EpisodeStore(tmp_path / "episodes").rows()

@@ -45,7 +45,7 @@ def mapping(trainer=GRPO, **sections):
         "rollout": {"slots": 8, "group_size": 3, "scenes_per_step": 2},
         "transport": {"type": "memory"},
         "trainer": trainer,
-        "evaluation": {"bootstrap": 100, "every_updates": 2},
+        "evaluation": {"bootstrap": 100, "every_updates": 2, "videos": False},
         "checkpoint": {"every_updates": 2},
     } | sections
 

@@ -15,6 +15,7 @@ import typer
 
 from alpagym_host import episodes
 from alpagym_host.checkpoint_commands import checkpoint
+from alpagym_host.report_command import report
 from alpagym_host.scene_commands import scenes
 from alpagym_plugins import GROUPS, ConfigError, PluginError
 
@@ -33,10 +34,11 @@ app.add_typer(scenes, name="scenes")
 app.add_typer(checkpoint, name="checkpoint")
 app.add_typer(episodes.app, name="episodes")
 app.command("replay")(episodes.replay)
+app.command("report")(report)
 
 _COMMANDS = (
     *("train", "evaluate", "rollout", "resume", "drive"),
-    *("plugins", "scenes", "episodes", "replay", "checkpoint"),
+    *("plugins", "scenes", "episodes", "replay", "checkpoint", "report"),
 )
 
 Overrides = Annotated[

@@ -140,12 +140,14 @@ class EvaluationSection:
         seeds: of the drives; with several, each scene is driven once a seed.
         every_updates: training steps between evaluations on val, which choose the best checkpoint; 0: none.
         bootstrap: resamples behind an interval.
+        videos: whether the best, median and worst drive of the final evaluation are driven again and filmed.
 
     """
 
     seeds: list[int] = field(default_factory=lambda: [1])
     every_updates: int = 10
     bootstrap: int = 2000
+    videos: bool = True
 
     def __post_init__(self) -> None:
         if not self.seeds:

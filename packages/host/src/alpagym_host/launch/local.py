@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from alpagym_host.progress import make_reporter, print_summary
+from alpagym_host.report_command import write_own
 from alpagym_host.run_dir import Command, locked
 from alpagym_plugins import PluginError
 from alpagym_runtime.run_config import RunConfig
@@ -103,6 +104,8 @@ def launch(
         _say(console, f"stopped before the end; to continue:\n  alpagym resume {directory}")
         return 128 + (stop.signal or signal.SIGTERM)
     _say(console, f"results: {directory / 'summary.json'}")
+    if command != "rollout":
+        _say(console, f"report: {write_own(directory)}")
     episodes = outcome.summary.get("episodes")
     if episodes:
         for problem in episodes["problems"]:

@@ -59,6 +59,15 @@ def environment() -> tuple[dict[str, str], str]:
     return versions, f"{platform.machine()} {model}"
 
 
+def decision_seeds(requests: Sequence[EpisodeRequest], ticks: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """[n] u64: the seed of each slot's decision at its tick."""
+    return mix(
+        np.array([r.policy_seed for r in requests], np.uint64),
+        ticks.astype(np.uint64),
+        np.array([r.attempt for r in requests], np.uint64),
+    )
+
+
 class _Store:
     """What slots have seen and decided so far: arrays [slots, capacity, ...] by name, grown when needed."""
 
@@ -221,11 +230,7 @@ class Collector:
         whole = len(rows) == len(tick)
         observation = batch.observation if whole else {name: array[rows] for name, array in batch.observation.items()}
         chosen = [tick.requests[row] for row in rows]
-        seeds = mix(
-            np.array([r.policy_seed for r in chosen], np.uint64),
-            tick.tick[rows].astype(np.uint64),
-            np.array([r.attempt for r in chosen], np.uint64),
-        )
+        seeds = decision_seeds(chosen, tick.tick[rows])
         with self._gate, timed("act"):
             decisions = self.policy.act(observation, seeds, sampling)
         decisions = validate_decision(decisions, self.policy.spec, len(rows))

@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 from alpagym_runtime.envs.core import DrivingCore, build_terms
 from alpagym_runtime.episodes.store import EpisodeStore, Keep
-from alpagym_runtime.errors import ConfigError, CorruptFileError
-from alpagym_runtime.files import remove_partials, strict, write_atomic, write_json
+from alpagym_runtime.errors import ConfigError, CorruptFileError, SimulatorError
+from alpagym_runtime.files import read_json, remove_partials, strict, write_atomic, write_json
 from alpagym_runtime.random import mix_int
 from alpagym_runtime.rollouts.collector import Collector, environment
 from alpagym_runtime.rollouts.evaluation import evaluate
+from alpagym_runtime.rollouts.filming import FOLDER, choose, film
 from alpagym_runtime.rollouts.statistics import compare, summarise
 from alpagym_runtime.rollouts.table import FILE as TABLE
 from alpagym_runtime.rollouts.table import Row, read_rows, write_rows
@@ -130,7 +131,13 @@ class Run:
         """Evaluate the config's policy on `dataset.split`."""
         if "final" in self._rows:
             self._state["evaluations"]["final"] = 0
-        return self._finish("evaluate", lambda: self.evaluate_policy("final", self.config.dataset.split))
+        split = self.config.dataset.split
+
+        def work() -> None:
+            self.evaluate_policy("final", split)
+            self._film("final", split)
+
+        return self._finish("evaluate", work)
 
     # ------------------------------------------------------------ what trainers use
 
@@ -226,6 +233,7 @@ class Run:
         # A run that was stopped right after its last step has no evaluation of it on val yet.
         self._evaluate_if_due(self._state["stage"], self._state["step"], self._state["step"])
         self.evaluate_policy("final")
+        self._film("final", "test")
         best = self._state["best"]
         if best is None or "best" in self._rows:
             return
@@ -241,6 +249,25 @@ class Run:
         if "best" in self._rows:
             self._state["evaluations"]["best"] = best["total_steps"]
             self._log("evaluate/best", best["total_steps"], _evaluation_numbers(self.evaluation_summary("best")))
+
+    def _film(self, name: str, split: str) -> None:
+        """Film drives of an evaluation, unless the directory has those videos already."""
+        drives = choose(self._rows.get(name, ())) if self.config.evaluation.videos else {}
+        about = self.directory / FOLDER / f"{name}.json"
+        wanted = {which: [row["scene_id"], row["seed"], row["driving_score"]] for which, row in drives.items()}
+        if about.is_file():
+            made = {d["which"]: [d["scene_id"], d["seed"], d["evaluated_score"]] for d in read_json(about)}
+            if made == wanted:
+                return
+        if not drives:
+            return
+        self.reporter.stage("videos", len(drives), "drives")
+        core, rollout = self.core(split, self.policy.spec), self.config.rollout
+        try:
+            film(core, self.policy, drives, self.config.expected_valid_steps, self.directory, name, rollout.timeout_s)
+            self.reporter.advance(len(drives))
+        except SimulatorError as err:
+            self.reporter.note(f"no videos: {err}")  # they are a help; the results stand without them
 
     def _best_weights(self, best: Mapping[str, Any]) -> dict[str, Any] | None:
         found = self._checkpoints.best()
@@ -541,7 +568,7 @@ def _evaluation_numbers(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 def _refuse_links(directory: Path) -> None:
     """What is appended to, or made below, must not lead out of the run directory."""
-    for name in ("metrics.jsonl", "checkpoints"):
+    for name in ("metrics.jsonl", "checkpoints", FOLDER):
         if (directory / name).is_symlink():
             raise ConfigError(f"{directory / name} is a symbolic link; put the real file or folder there", key="run")
 

@@ -15,11 +15,18 @@ SPAN_M = 80.0
 EGO_AT = np.array([0.5, 0.72])
 
 BACKGROUND, ROAD, KERB, ROUTE, TRAIL = (112, 128, 96), (84, 86, 92), (214, 214, 208), (86, 156, 214), (250, 210, 90)
-EGO, ACTOR = (64, 200, 120), (226, 92, 76)
+EGO, ACTOR, PLAN = (64, 200, 120), (226, 92, 76), (120, 250, 150)
 
 
-def draw(simulator: Any, slot: int) -> NDArray[np.uint8]:
-    """[400,400,3] uint8 RGB: 80 m square, the ego's driving direction up."""
+def draw(simulator: Any, slot: int, plan_rig: NDArray[np.float32] | None = None) -> NDArray[np.uint8]:
+    """[400,400,3] uint8 RGB: 80 m square, the ego's driving direction up.
+
+    Args:
+        simulator: the embedded one.
+        slot: which of its slots.
+        plan_rig: [T,3], the plan of this tick; None draws none.
+
+    """
     request = simulator.request(slot)
     scene = simulator.scene(request.scene_id)
     trail = simulator.trail(slot)
@@ -49,4 +56,7 @@ def draw(simulator: Any, slot: int) -> NDArray[np.uint8]:
     vehicle = scene.vehicle
     centre = rig_to_local(np.array([vehicle.centre_offset_m, 0.0]), ego)
     box(np.array([*centre, ego[2]]), vehicle.length_m, vehicle.width_m, EGO)
+    if plan_rig is not None:
+        points = np.concatenate([np.zeros((1, 2)), plan_rig[:, :2].astype(np.float64)])
+        cv2.polylines(picture, [pixels(rig_to_local(points, ego))], False, PLAN, 2, cv2.LINE_AA, shift)
     return picture

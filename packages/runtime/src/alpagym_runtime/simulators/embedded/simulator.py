@@ -21,7 +21,7 @@ from alpagym_runtime.simulators.embedded.measures_alpasim import MeasuresOnDeman
 from alpagym_runtime.simulators.embedded.plan_delay import PlanDelay
 from alpagym_runtime.simulators.embedded.recorder import Recorder
 from alpagym_runtime.simulators.embedded.scene import STEP_US, Scene
-from alpagym_runtime.simulators.embedded.scene_bank import SceneBank
+from alpagym_runtime.simulators.embedded.scene_bank import ACTOR, SceneBank
 from alpagym_runtime.simulators.embedded.vehicle import EGO_COLUMNS
 from alpagym_runtime.telemetry.timers import timed
 from alpagym_runtime.types import (
@@ -250,11 +250,16 @@ class EmbeddedSimulator:
 
     def actor_boxes(self, slot: int) -> NDArray[np.float64]:
         """[A,5] centre x, y, yaw, length, width of the road users that exist now, local."""
-        actors, step = self._load(self.request(slot).scene_id, {}).actors, int(self._slots.step[slot])
-        present = np.flatnonzero((actors.first <= step) & (step <= actors.last))
-        return np.concatenate(
-            [actors.tracks[present, min(step, actors.tracks.shape[1] - 1), :3], actors.size[present]], 1
-        )
+        s, bank = self._slots, self._bank.bank
+        present = np.flatnonzero(s.present[slot])
+        first = int(bank.rows[s.scene[slot], ACTOR])
+        return np.concatenate([s.actors[slot, present, :3], bank.sizes[first + present]], 1)
+
+    def picture(self, slot: int, plan_rig: NDArray[np.float32] | None = None) -> NDArray[np.uint8]:
+        """[400,400,3] uint8 RGB of a slot from above, driving direction up, with a plan [T,3]."""
+        from alpagym_runtime.simulators.embedded.birds_eye import draw
+
+        return draw(self, slot, plan_rig)
 
     def _load(self, scene_id: str, loaded: dict[str, Scene]) -> Scene:
         if scene_id in loaded:

@@ -1,0 +1,209 @@
+"""Signs of health and of sickness in a run, in words. Each rule is one number against one limit, stated in its text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Level = Literal["good", "watch", "bad"]
+
+PARKED, SLOW, FAST = 0.2, 0.8, 1.1
+"""Limits of the speed ratio."""
+WEAVING_PER_S = 0.5
+MANY = 0.2
+KL_LIMIT, KL_BLOW_UP = 0.05, 0.3
+ENOUGH_SCENES = 256
+
+
+@dataclass(frozen=True)
+class Sign:
+    """One finding."""
+
+    level: Level
+    title: str
+    text: str
+
+
+def signs(
+    evaluations: Mapping[str, Mapping[str, Any]],
+    comparisons: Sequence[Mapping[str, Any]],
+    training: Sequence[Mapping[str, Any]],
+) -> list[Sign]:
+    """What a person would look for, worst first.
+
+    Args:
+        evaluations: summaries by name.
+        comparisons: of the last and the best weights with what training started from.
+        training: lines of metrics.jsonl that are training steps.
+
+    """
+    found = [*_gain(evaluations, comparisons)]
+    final = evaluations.get("final")
+    if final is not None:
+        found += [*_ends(final), *_manner(final), *_infrastructure(final), *_certainty(final)]
+    grpo = [row for row in training if "kl" in row or "groups" in row]
+    if grpo:
+        found += [*_updates(grpo), *_groups(grpo)]
+    imitation = [row for row in training if "validation_loss" in row]
+    if imitation:
+        found += [_imitation(imitation)]
+    order = {"bad": 0, "watch": 1, "good": 2}
+    return sorted(found, key=lambda sign: order[sign.level])
+
+
+def _gain(evaluations: Mapping[str, Mapping[str, Any]], comparisons: Sequence[Mapping[str, Any]]) -> Iterator[Sign]:
+    against = {"warm_start": "the warm start", "start": "the untrained policy"}
+    last = next((c for c in comparisons if c["after"] == "final"), None)
+    if last is not None and last["driving_score"]["mean"] is not None:
+        gain, than = last["driving_score"], against[last["before"]]
+        text = f"Scene by scene {gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}] against {than}."
+        if gain["low"] > 0.0:
+            yield Sign("good", "It drives better than before training", text)
+        elif gain["high"] < 0.0:
+            yield Sign("bad", "It drives worse than before training", text)
+        else:
+            yield Sign("watch", "No difference to before training is shown", f"{text} The interval holds 0.")
+        for rate, words in (("collision_at_fault", "Collisions at fault"), ("offroad", "Drives off the road")):
+            yield from _rate(last["rates"].get(rate), words, than)
+    fresh, warm = (evaluations.get(name, {}).get("driving_score", {}).get("mean") for name in ("start", "warm_start"))
+    if fresh is not None and warm is not None and warm <= fresh:
+        text = f"Fresh weights score {fresh:.3f}, the warm start {warm:.3f}: GRPO begins with nothing to improve."
+        yield Sign("bad", "Imitation taught nothing", text)
+    score = {name: evaluations[name]["driving_score"]["mean"] for name in ("final", "best") if name in evaluations}
+    if len(score) == 2 and None not in score.values() and score["best"] - score["final"] > 0.03:
+        yield Sign(
+            "watch",
+            "It was better before the end",
+            f"The best weights on val score {score['best']:.3f} on test, the last ones {score['final']:.3f}; "
+            "they are in checkpoints/best.",
+        )
+
+
+def _rate(rate: Mapping[str, Any] | None, words: str, than: str) -> Iterator[Sign]:
+    if rate is None or rate["difference"]["mean"] is None:
+        return
+    shares = f"{100 * rate['before']['mean']:.1f} % to {100 * rate['after']['mean']:.1f} % of drives"
+    if rate["difference"]["low"] > 0.0:
+        yield Sign("bad", f"{words} rose", f"From {shares} against {than}.")
+    elif rate["difference"]["high"] < 0.0:
+        yield Sign("good", f"{words} fell", f"From {shares} against {than}.")
+
+
+def _ends(final: Mapping[str, Any]) -> Iterator[Sign]:
+    for rate, words in (("collision_at_fault", "collide and are at fault"), ("offroad", "leave the road")):
+        share = final["rates"].get(rate)
+        if share is not None and share >= MANY:
+            level: Level = "bad" if share >= 2 * MANY else "watch"
+            yield Sign(level, f"Many drives {words}", f"{100 * share:.1f} % of them.")
+
+
+def _manner(final: Mapping[str, Any]) -> Iterator[Sign]:
+    pace = final["drive"].get("speed_ratio", {}).get("mean")
+    if pace is not None:
+        text = f"It drives {pace:.2f} times as far as the recording in the same time"
+        if pace < PARKED:
+            yield Sign("bad", "It parks", f"{text}: standing still avoids collisions and gets nowhere.")
+        elif pace < SLOW:
+            yield Sign("watch", "It creeps", f"{text}: caution that costs progress.")
+        elif pace > FAST:
+            yield Sign("watch", "It speeds", f"{text}: the score stops at 80 % progress, so nothing holds it back.")
+        else:
+            yield Sign("good", "It keeps the recording's pace", f"{text}.")
+    weaving = final["drive"].get("weaving_per_s", {}).get("mean")
+    if weaving is not None:
+        text = (
+            f"{weaving:.2f} changes between left and right a second; above {WEAVING_PER_S} it swings from side to side."
+        )
+        yield Sign("bad", "It weaves", text) if weaving > WEAVING_PER_S else Sign("good", "It steers calmly", text)
+
+
+def _infrastructure(final: Mapping[str, Any]) -> Iterator[Sign]:
+    drives = final["driving_score"]["n"] + final["failed"] + final["initial_fault"]
+    if final["failed"]:
+        codes = ", ".join(f"{code} {count}" for code, count in final["failures"].items())
+        level: Level = "bad" if final["failed"] > 0.01 * drives else "watch"
+        yield Sign(
+            level, "Drives are void", f"{final['failed']} of {drives} failed for no fault of the policy: {codes}."
+        )
+    if drives and final["initial_fault"] > 0.05 * drives:
+        text = (
+            f"{final['initial_fault']} of {drives} drives are at fault before the policy drives; they are not scored."
+        )
+        yield Sign("watch", "Scenes begin with a fault", text)
+    if final["non_finite_reward"]:
+        yield Sign("bad", "Rewards are not finite", f"{final['non_finite_reward']} drives have no finite reward.")
+
+
+def _certainty(final: Mapping[str, Any]) -> Iterator[Sign]:
+    score = final["driving_score"]
+    if score["mean"] is None or final["scenes"] >= ENOUGH_SCENES:
+        return
+    half = (score["high"] - score["low"]) / 2.0
+    text = f"{final['scenes']} scenes say the score to ±{half:.3f}; take {ENOUGH_SCENES} or more to report a figure."
+    yield Sign("watch", "Few scenes", text)
+
+
+def _updates(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sign]:
+    kl = _values(rows, "kl")
+    if len(kl):
+        late = float(np.median(kl[-max(len(kl) // 3, 1) :]))
+        if kl.max() > KL_BLOW_UP:
+            text = f"KL to the weights that drove reached {kl.max():.2f}; above {KL_BLOW_UP} a policy seldom recovers."
+            yield Sign("bad", "Steps are too large", text)
+        elif late > KL_LIMIT:
+            yield Sign("watch", "Steps are large", f"KL is {late:.3f} in the last third; {KL_LIMIT} is a good limit.")
+        else:
+            yield Sign("good", "Steps are small", f"KL is {late:.4f} in the last third of the updates.")
+    limits: list[tuple[str, Callable[[NDArray[np.float64]], float], float, Level, str, str]] = [
+        ("clip_share", _mean, 0.3, "watch", "Much is clipped", "{:.2f} of decisions lie outside the clip"),
+        ("ratio_max", _max, 10.0, "watch", "Some ratios are extreme", "the largest probability ratio is {:.1f}"),
+        ("steps_refused", np.sum, 0.0, "bad", "Steps were refused", "{:.0f} had something that is not finite"),
+        ("staleness_max", _max, 4.0, "watch", "Data is stale", "decisions are up to {:.0f} versions old"),
+    ]
+    for name, reduce, limit, level, title, text in limits:
+        values = _values(rows, name)
+        if len(values) and reduce(values) > limit:
+            yield Sign(level, title, f"In training {text.format(reduce(values))}.")
+    entropy = _values(rows, "entropy")
+    if len(entropy) > 1 and entropy[-1] < entropy[0] - 1.0:
+        text = f"Entropy fell from {entropy[0]:.2f} to {entropy[-1]:.2f} nat: it explores less and less."
+        yield Sign("watch", "Exploration shrinks", text)
+
+
+def _groups(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sign]:
+    share = _values(rows, "groups_informative") / np.maximum(_values(rows, "groups"), 1.0)
+    if len(share):
+        text = f"In {100 * share.mean():.0f} % of groups the drives differ in reward, so that they teach something."
+        level: Level = "bad" if share.mean() < 0.1 else "watch" if share.mean() < 0.3 else "good"
+        titles = {"bad": "Hardly a group teaches", "watch": "Few groups teach", "good": "Groups are informative"}
+        yield Sign(level, titles[level], text)
+    lost, groups = _values(rows, "void").sum(), _values(rows, "groups").sum()
+    if lost:
+        yield Sign("watch", "Training lost episodes", f"{lost:.0f} void episodes in {groups:.0f} groups.")
+
+
+def _imitation(rows: Sequence[Mapping[str, Any]]) -> Sign:
+    losses = _values(rows, "validation_loss")
+    best = int(np.argmin(losses))
+    text = f"The loss on validation drives was lowest after epoch {best + 1} of {len(rows)}; those weights were kept."
+    if best < len(rows) - 1:
+        return Sign("good", "Imitation ended by validation", text)
+    if best and losses[best] > 0.98 * losses[:best].min():
+        return Sign("good", "Imitation has levelled off", text)
+    return Sign("watch", "Imitation had not ended", f"{text} More epochs may help: trainer.warm_start.epochs.")
+
+
+def _values(rows: Sequence[Mapping[str, Any]], name: str) -> NDArray[np.float64]:
+    return np.array([row[name] for row in rows if row.get(name) is not None], np.float64)
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    return float(values.mean())
+
+
+def _max(values: NDArray[np.float64]) -> float:
+    return float(values.max())

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import pytest
+
+from alpagym_host.report.signs import signs
+
+
+def value(mean, low=None, high=None, n=256):
+    return {"mean": mean, "low": mean if low is None else low, "high": mean if high is None else high, "n": n}
+
+
+def evaluation(score=0.8, *, pace=1.0, weaving=0.1, failed=0, faults=0, scenes=256, at_fault=0.05, offroad=0.0):
+    return {
+        "driving_score": value(score, score - 0.05, score + 0.05, n=256),
+        "drive": {"speed_ratio": value(pace), "weaving_per_s": value(weaving)},
+        "rates": {"collision_at_fault": at_fault, "offroad": offroad},
+        "failed": failed,
+        "failures": {"TIMEOUT": failed} if failed else {},
+        "initial_fault": faults,
+        "non_finite_reward": 0,
+        "scenes": scenes,
+    }
+
+
+def comparison(low, high, rates=None):
+    return {
+        "before": "warm_start",
+        "after": "final",
+        "driving_score": value((low + high) / 2, low, high),
+        "rates": rates or {},
+    }
+
+
+def rate(before, after, low, high):
+    return {"before": value(before), "after": value(after), "difference": value(after - before, low, high)}
+
+
+def update(**more):
+    return {
+        "stage": "grpo",
+        "kl": 0.01,
+        "groups": 32.0,
+        "groups_informative": 20.0,
+        "void": 0.0,
+        "steps_refused": 0.0,
+    } | more
+
+
+def titles(*arguments):
+    return {sign.title: sign.level for sign in signs(*arguments)}
+
+
+def test_a_healthy_run_is_healthy():
+    found = titles({"final": evaluation()}, [comparison(0.05, 0.15)], [update()] * 9)
+    assert set(found.values()) == {"good"}
+    assert {
+        "It drives better than before training",
+        "It keeps the recording's pace",
+        "It steers calmly",
+    } <= found.keys()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "title", "level"),
+    [
+        (0.01, 0.2, "It drives better than before training", "good"),
+        (-0.01, 0.2, "No difference to before training is shown", "watch"),
+        (-0.2, -0.01, "It drives worse than before training", "bad"),
+    ],
+)
+def test_a_gain_is_what_its_interval_says(low, high, title, level):
+    assert titles({"final": evaluation()}, [comparison(low, high)], [])[title] == level
+
+
+@pytest.mark.parametrize(
+    ("manner", "title"),
+    [
+        ({"pace": 0.05}, "It parks"),
+        ({"pace": 0.4}, "It creeps"),
+        ({"pace": 1.3}, "It speeds"),
+        ({"weaving": 0.9}, "It weaves"),
+    ],
+)
+def test_ways_to_cheat_the_score_are_named(manner, title):
+    found = titles({"final": evaluation(**manner)}, [], [])
+    assert found[title] in ("bad", "watch")
+
+
+def test_unknown_manners_are_no_sign():
+    final = evaluation()
+    final["drive"] = {"speed_ratio": value(None, None, None)}
+    assert not {"It parks", "It creeps", "It speeds", "It weaves"} & titles({"final": final}, [], []).keys()
+
+
+def test_events_that_rise_or_fall_are_told_with_both_shares():
+    rates = {"collision_at_fault": rate(0.2, 0.1, -0.15, -0.05), "offroad": rate(0.0, 0.05, 0.01, 0.09)}
+    found = {s.title: s for s in signs({"final": evaluation()}, [comparison(0.0, 0.1, rates)], [])}
+    assert found["Collisions at fault fell"].text == "From 20.0 % to 10.0 % of drives against the warm start."
+    assert found["Drives off the road rose"].level == "bad"
+
+
+def test_the_worst_comes_first():
+    levels = [s.level for s in signs({"final": evaluation(pace=0.05, scenes=20)}, [comparison(0.1, 0.2)], [update()])]
+    assert levels == sorted(levels, key=["bad", "watch", "good"].index)
+    assert {"bad", "watch", "good"} == set(levels)
+
+
+def test_void_drives_are_no_fault_of_the_policy():
+    found = {s.title: s for s in signs({"final": evaluation(failed=1)}, [], [])}
+    assert found["Drives are void"].level == "watch"  # 1 of 257
+    assert "TIMEOUT 1" in found["Drives are void"].text
+    assert titles({"final": evaluation(failed=9)}, [], [])["Drives are void"] == "bad"
+
+
+@pytest.mark.parametrize(
+    ("more", "title", "level"),
+    [
+        ({"kl": 0.1}, "Steps are large", "watch"),
+        ({"kl": 0.5}, "Steps are too large", "bad"),
+        ({"groups_informative": 1.0}, "Hardly a group teaches", "bad"),
+        ({"groups_informative": 6.0}, "Few groups teach", "watch"),
+        ({"steps_refused": 1.0}, "Steps were refused", "bad"),
+        ({"clip_share": 0.4}, "Much is clipped", "watch"),
+        ({"ratio_max": 30.0}, "Some ratios are extreme", "watch"),
+        ({"staleness_max": 5.0}, "Data is stale", "watch"),
+        ({"void": 1.0}, "Training lost episodes", "watch"),
+    ],
+)
+def test_updates_that_go_wrong_are_named(more, title, level):
+    assert titles({"final": evaluation()}, [], [update(**more)] * 6)[title] == level
+
+
+def test_a_policy_that_was_better_before_the_end_is_told():
+    found = titles({"final": evaluation(0.7), "best": evaluation(0.8)}, [], [])
+    assert found["It was better before the end"] == "watch"
+    assert "It was better before the end" not in titles({"final": evaluation(0.79), "best": evaluation(0.8)}, [], [])
+
+
+def test_a_warm_start_that_is_no_better_than_fresh_weights_is_sick():
+    weights = {"start": evaluation(0.3), "warm_start": evaluation(0.2), "final": evaluation()}
+    assert titles(weights, [], [])["Imitation taught nothing"] == "bad"
+
+
+@pytest.mark.parametrize(
+    ("losses", "title"),
+    [
+        ([1.0, 0.5, 0.6, 0.7], "Imitation ended by validation"),
+        ([1.0, 0.5, 0.495], "Imitation has levelled off"),
+        ([1.0, 0.5, 0.4], "Imitation had not ended"),
+    ],
+)
+def test_the_end_of_imitation_is_read_from_its_losses(losses, title):
+    rows = [{"stage": "imitation", "validation_loss": loss} for loss in losses]
+    assert title in titles({}, [], rows)
