@@ -160,7 +160,8 @@ def test_none_is_refused_with_the_word_to_use():
     ("override", "message"),
     [
         ("rewrad=x", "rewrad: unknown key; did you mean reward?"),
-        ("cosmos.train.lr=1", "cosmos.train.lr: cosmos is an unknown key; known here: run,"),
+        ("cosmos.train.lr=1", "cosmos.train.lr: unknown key; did you mean cosmos.train.optm_lr?"),
+        ("cosmoss.train.lr=1", "cosmoss.train.lr: cosmoss is an unknown key; did you mean cosmos?"),
         ("run.sed=1", "run.sed: unknown key; did you mean run.seed?"),
         ("reward.terms.off_road.scael=1", "reward.terms.off_road.scael: unknown key"),
         (
@@ -169,7 +170,7 @@ def test_none_is_refused_with_the_word_to_use():
         ),
         ("policy=waypont", "policy: no 'waypont'; there are: alpamayo_1,"),
         ("policy=waypont", "did you mean 'waypoint'?"),
-        ("experiment=smok", "experiment: no 'smok'; there are: smoke; did you mean 'smoke'?"),
+        ("experiment=smok", "smoke; did you mean 'smoke'?"),
         ("policy=null", "policy: choose one of alpamayo_1,"),
         ("policy.type=waypont", "no plugin of group 'policies' named 'waypont'"),
         ("~reward.terms.pacee", "reward.terms.pacee: cannot be deleted: no 'pacee' there; did you mean 'pace'?"),
