@@ -15,6 +15,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
+from importlib import resources
 from typing import Any
 
 from alpagym_plugins import ConfigError, ConfigErrors, entries, load, names, nearest
@@ -342,6 +343,7 @@ class _Groups:
 
     names: list[str] = field(default_factory=list)
     _search: str = ""
+    _packages: list[str] = field(default_factory=list)
     _broken: list[str] = field(default_factory=list)
 
     def __enter__(self) -> _Groups:
@@ -349,8 +351,10 @@ class _Groups:
         from hydra.core.global_hydra import GlobalHydra
         from hydra.core.object_type import ObjectType
 
-        packages = [f"'pkg://{name}'" for name in self._config_packages()]
-        self._search = f"hydra.searchpath=[{','.join(packages)}]"
+        others = self._config_packages()
+        self._packages = [CONFIG_MODULE, *others]
+        quoted = ",".join(f"'pkg://{name}'" for name in others)
+        self._search = f"hydra.searchpath=[{quoted}]"
         # A program around us may use Hydra for itself; leaving the context restores its state.
         self._outer = GlobalHydra.instance().hydra
         GlobalHydra.instance().clear()
@@ -381,6 +385,12 @@ class _Groups:
                 hint = "; for none write experiment=null"
             broken = "".join(f"\n{text}" for text in self._broken)
             raise ConfigError(f"no {choice!r}; there are: {', '.join(known) or 'none'}{hint}{broken}", key=group)
+        file = f"{group}/{choice}.yaml"
+        holders = [package for package in self._packages if resources.files(package).joinpath(file).is_file()]
+        if len(holders) > 1:
+            raise ConfigError(
+                f"{group}/{choice} is in two packages: {' and '.join(holders)}; uninstall one of them", key=group
+            )
 
     def compose(self, chosen: Mapping[str, str]) -> dict[str, Any]:
         """The config of these choices as plain data, interpolations kept."""

@@ -250,7 +250,7 @@ class RunConfig:
     expected_valid_steps: int = 35
 
     def __post_init__(self) -> None:
-        check_range("expected_valid_steps", self.expected_valid_steps, minimum=1, maximum=100_000)
+        _check_horizon(self.expected_valid_steps)
 
     @property
     def config_hash(self) -> str:
@@ -305,6 +305,10 @@ def from_mapping(data: Mapping[str, Any]) -> RunConfig:
     raise ConfigErrors(errors)
 
 
+def _check_horizon(steps: int) -> None:
+    check_range("expected_valid_steps", steps, minimum=1, maximum=100_000)
+
+
 def _section(name: str, data: Any) -> Any:
     if name in PLUGIN_SECTIONS:
         return _plugin(PLUGIN_SECTIONS[name], data, name)
@@ -314,7 +318,9 @@ def _section(name: str, data: Any) -> Any:
         return logging_from_mapping(data)
     hint = _hints(RunConfig)[name]
     if name == "expected_valid_steps":
-        return _convert(data, hint, name)
+        steps = _convert(data, hint, name)
+        _check_horizon(steps)
+        return steps
     return build_section(hint, {} if data is None else data, name)
 
 
