@@ -35,7 +35,19 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 # Layers of alpagym_runtime: a module imports its own layer and those below. `testing` stands above all.
 LAYERS = [
-    {"types", "errors", "random", "telemetry", "run_config", "files", "kernels", "video"},
+    {
+        "types",
+        "errors",
+        "random",
+        "telemetry",
+        "run_config",
+        "deploy_config",
+        "files",
+        "kernels",
+        "machine",
+        "secrets",
+        "video",
+    },
     {"geometry", "geometry_kernels", "cameras", "episodes"},
     {"simulators", "rewards", "policies", "transport"},
     {"envs"},

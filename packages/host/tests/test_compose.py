@@ -1,11 +1,13 @@
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
 from alpagym_host.compose import compose, to_yaml
 from alpagym_plugins import ConfigError, PluginError
 from alpagym_runtime.run_config import load_run_config
+from alpagym_runtime.trainers.cosmos.config import CosmosTrainerConfig
 
 
 @pytest.fixture(scope="module")
@@ -56,25 +58,42 @@ def test_default_yaml_states_the_defaults_of_the_schema():
         assert getattr(config, name) == type(getattr(config, name))(), name
 
 
-@pytest.mark.parametrize(
-    "choice",
-    [
-        *("simulator=embedded", "simulator=toy", "dataset=procedural", "policy=waypoint", "policy=constant_speed"),
-        *("policy=route_follower", "policy=log_replay", "reward=distance_to_gt", "reward=metrics"),
-        *(
-            "reward=progress_safety",
-            "reward=driving",
-            "trainer=grpo",
-            "trainer=sft",
-            "transport=memory",
-            "transport=disk",
-        ),
-        "transport=shared_memory",
-        "experiment=smoke",
-    ],
+ROOT = Path(__file__).parents[3]
+PRESETS = sorted(
+    f"{path.parent.name}={path.stem}"
+    for folder in ("packages/host/src/alpagym_host/conf", "packages/policies/*/src/*/conf")
+    for path in ROOT.glob(f"{folder}/*/*.yaml")
 )
-def test_every_preset_composes(choice):
-    compose([choice])
+# What a preset cannot know.
+MORE = {f"dataset={source}": ["dataset.path=recordings"] for source in ("commonroad", "files")}
+
+
+@pytest.mark.parametrize("choice", PRESETS)
+def test_every_preset_composes_validates_and_renders(choice, tmp_path):
+    config = compose([choice, *MORE.get(choice, [])])
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    assert load_run_config(tmp_path) == config
+
+
+def test_the_groups_that_users_know_have_their_presets():
+    wanted = {
+        *("topology=local_cpu", "topology=local_colocated_1gpu", "topology=local_disaggregated_2gpu"),
+        *("topology=slurm_full_node_1_3_4", "deploy=local", "deploy=slurm", "transport=disk", "trainer=cosmos"),
+        *("reward=progress_safety", "reward=metrics", "reward=distance_to_gt", "logging=wandb"),
+        *("policy=alpamayo_1", "policy=alpamayo_1_5", "experiment=alpamayo_1_5_local_2gpu_smoke"),
+    }
+    assert wanted <= set(PRESETS)
+
+
+@pytest.mark.parametrize("choice", [preset for preset in PRESETS if preset.startswith("topology=")])
+def test_the_gpus_of_every_topology_suffice_for_its_roles(choice):
+    config = compose([choice])
+    if config.topology.gpus_per_node == 0:
+        return
+    roles = CosmosTrainerConfig().gpus(config)
+    assert sum(roles.values()) == config.topology.train_gpus
+    if choice.startswith("topology=slurm"):
+        assert config.cosmos.mode == "disaggregated"
 
 
 def test_the_weights_of_the_reward_presets():
@@ -160,7 +179,8 @@ def test_none_is_refused_with_the_word_to_use():
     ("override", "message"),
     [
         ("rewrad=x", "rewrad: unknown key; did you mean reward?"),
-        ("cosmos.train.lr=1", "cosmos.train.lr: cosmos is an unknown key; known here: run,"),
+        ("cosmos.train.lr=1", "cosmos.train.lr: unknown key; did you mean cosmos.train.optm_lr?"),
+        ("cosmoss.train.lr=1", "cosmoss.train.lr: cosmoss is an unknown key; did you mean cosmos?"),
         ("run.sed=1", "run.sed: unknown key; did you mean run.seed?"),
         ("reward.terms.off_road.scael=1", "reward.terms.off_road.scael: unknown key"),
         (
@@ -169,7 +189,7 @@ def test_none_is_refused_with_the_word_to_use():
         ),
         ("policy=waypont", "policy: no 'waypont'; there are: alpamayo_1,"),
         ("policy=waypont", "did you mean 'waypoint'?"),
-        ("experiment=smok", "experiment: no 'smok'; there are: smoke; did you mean 'smoke'?"),
+        ("experiment=smok", "smoke; did you mean 'smoke'?"),
         ("policy=null", "policy: choose one of alpamayo_1,"),
         ("policy.type=waypont", "no plugin of group 'policies' named 'waypont'"),
         ("~reward.terms.pacee", "reward.terms.pacee: cannot be deleted: no 'pacee' there; did you mean 'pace'?"),
@@ -207,6 +227,51 @@ def test_an_environment_value_is_converted_and_checked(monkeypatch):
 def test_a_run_name_that_is_no_plain_file_name_is_refused(name, base):
     with pytest.raises(ConfigError, match=r"run.name: must be 1 to 100 letters"):
         compose([f"run.name={name}"], base)
+
+
+SECRET = "5ecretmarker-0123456789"
+
+
+@pytest.mark.parametrize("key", ["dataset.path", "run.root", "store.path", "logging.loggers.w.project"])
+def test_the_value_of_a_secret_variable_is_refused_and_not_repeated(key, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", SECRET)
+    text = refusal("logging.loggers.w.type=wandb", f"{key}=a/{SECRET}/b")
+    assert text.startswith(f"{key}: holds the value of the environment variable WANDB_API_KEY")
+    assert SECRET not in text
+
+
+def test_a_secret_by_interpolation_and_a_password_in_a_url_are_refused(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    assert "holds the value of the environment variable HF_TOKEN" in refusal("dataset.path=${oc.env:HF_TOKEN}")
+    text = refusal("alpasim.repo_url=https://me:hunter22@example.org/alpasim.git")
+    assert "alpasim.repo_url: holds a password in a URL" in text
+    assert "hunter22" not in text
+
+
+def test_only_names_of_variables_are_exported_to_a_job():
+    assert compose(["deploy.slurm.export_env=[HF_TOKEN]"]).deploy.slurm.export_env == ["HF_TOKEN"]
+    text = refusal("deploy.slurm.export_env=[HF_TOKEN=hunter22]")
+    assert "deploy.slurm.export_env[0]: must be the name of a variable" in text
+    assert "hunter22" not in text
+
+
+@pytest.mark.parametrize("group", ["policy", "simulator", "trainer", "transport"])
+def test_a_run_folder_can_name_registered_kinds_only(group, tmp_path):
+    config = to_yaml(compose([]))
+    start = config.index(f"\n{group}:\n  type: ")
+    end = config.index("\n", start + len(group) + 5)
+    (tmp_path / "config.yaml").write_text(config[:start] + f"\n{group}:\n  type: os.system" + config[end:])
+    with pytest.raises(PluginError, match="no plugin of group .* named 'os.system'"):
+        load_run_config(tmp_path)
+
+
+def test_yaml_that_would_run_code_is_refused(tmp_path):
+    marker = tmp_path / "marker"
+    text = to_yaml(compose([])).replace("name: run", f"name: !!python/object/apply:os.mkdir ['{marker}']")
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"config.yaml cannot be read"):
+        load_run_config(tmp_path)
+    assert not marker.exists()
 
 
 def test_a_frozen_config_with_an_extra_key_is_refused(tmp_path):
@@ -248,6 +313,27 @@ def test_a_broken_package_of_yaml_shows_only_when_a_choice_is_missing(install):
     install({"acme_conf/__init__.py": "import no_such_module_x"}, "[alpagym.configs]\nacme = acme_conf\n")
     compose([])
     assert "No module named 'no_such_module_x'" in refusal("experiment=acme")
+
+
+def test_two_presets_of_one_name_are_refused_by_name(install):
+    install(
+        {"acme_conf/__init__.py": "", "acme_conf/reward/metrics.yaml": "terms: {}\n"},
+        "[alpagym.configs]\nacme = acme_conf\n",
+    )
+    assert "reward/metrics is in two packages: alpagym_host.conf and acme_conf" in refusal("reward=metrics")
+    compose(["reward=driving"])
+
+
+@pytest.mark.parametrize("group", ["simulators", "policies", "rewards", "transports", "trainers", "loggers"])
+def test_a_broken_plugin_that_is_not_named_breaks_nothing(group, install):
+    install({"acme_broken.py": "import no_such_module_x"}, f"[alpagym.{group}]\nbroken = acme_broken:Config\n")
+    compose([])
+    words = {"rewards": ["reward.terms.b.scale=1", "reward.terms.b.type=broken"]}
+    words["loggers"] = ["logging.loggers.b.type=broken"]
+    section = {"simulators": "simulator", "policies": "policy", "transports": "transport", "trainers": "trainer"}
+    first = refusal(*words.get(group, [f"{section.get(group)}=broken"])).splitlines()[0]
+    for part in ("plugin 'broken'", "acme 1.2", "No module named 'no_such_module_x'"):
+        assert part in first
 
 
 def test_hydra_of_the_program_around_us_is_left_alone():

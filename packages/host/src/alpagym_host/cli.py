@@ -15,6 +15,7 @@ import typer
 
 from alpagym_host import episodes
 from alpagym_host.checkpoint_commands import checkpoint
+from alpagym_host.doctor_command import doctor
 from alpagym_host.report_command import report
 from alpagym_host.scene_commands import scenes
 from alpagym_plugins import GROUPS, ConfigError, PluginError
@@ -35,10 +36,11 @@ app.add_typer(checkpoint, name="checkpoint")
 app.add_typer(episodes.app, name="episodes")
 app.command("replay")(episodes.replay)
 app.command("report")(report)
+app.command("doctor")(doctor)
 
 _COMMANDS = (
     *("train", "evaluate", "rollout", "resume", "drive"),
-    *("plugins", "scenes", "episodes", "replay", "checkpoint", "report"),
+    *("plugins", "doctor", "scenes", "episodes", "replay", "checkpoint", "report"),
 )
 
 Overrides = Annotated[
@@ -49,6 +51,7 @@ Overrides = Annotated[
         show_default=False,
     ),
 ]
+MultiRun = Annotated[bool, typer.Option("--multirun", "-m", help="A run for each combination of key=a,b,c.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved config and make nothing.")]
 Directory = Annotated[
     Path | None,
@@ -69,7 +72,9 @@ def main() -> None:
         code = _exit_code(err)
         if code is None or show_traceback:
             raise
-        print(f"error: {err}", file=sys.stderr)
+        from alpagym_runtime.secrets import redacted
+
+        print(f"error: {redacted(str(err))}", file=sys.stderr)
         sys.exit(code)
 
 
@@ -103,11 +108,11 @@ def options(
 
 
 @app.command()
-def train(overrides: Overrides = None, dry_run: DryRun = False, directory: Directory = None) -> None:
+def train(
+    overrides: Overrides = None, dry_run: DryRun = False, directory: Directory = None, multirun: MultiRun = False
+) -> None:
     """Train a policy and evaluate it."""
-    from alpagym_host.compose import compose
-
-    _start(compose(overrides or []), "train", dry_run, directory)
+    _start(overrides or [], "train", dry_run, directory, multirun)
 
 
 @app.command()
@@ -119,12 +124,10 @@ def evaluate(
     ] = None,
     dry_run: DryRun = False,
     directory: Directory = None,
+    multirun: MultiRun = False,
 ) -> None:
     """Evaluate a policy on the scenes of dataset.split."""
-    from alpagym_host.compose import compose
-
-    config = compose(overrides or []) if run is None else _on_top_of(run, overrides or [])
-    _start(config, "evaluate", dry_run, directory)
+    _start(overrides or [], "evaluate", dry_run, directory, multirun, run)
 
 
 @app.command()
@@ -136,12 +139,10 @@ def rollout(
     ] = None,
     dry_run: DryRun = False,
     directory: Directory = None,
+    multirun: MultiRun = False,
 ) -> None:
     """Drive a policy in the scenes of dataset.split and keep the episodes in a store."""
-    from alpagym_host.compose import compose
-
-    config = compose(overrides or []) if run is None else _on_top_of(run, overrides or [])
-    _start(config, "rollout", dry_run, directory)
+    _start(overrides or [], "rollout", dry_run, directory, multirun, run)
 
 
 @app.command()
@@ -150,6 +151,7 @@ def resume(run_directory: Annotated[Path, typer.Argument(metavar="RUN_DIR", show
     from rich.console import Console
 
     from alpagym_host.launch.local import launch
+    from alpagym_host.preflight import require
     from alpagym_host.progress import print_summary
     from alpagym_host.run_dir import command_of, open_existing
     from alpagym_runtime.files import read_json
@@ -163,7 +165,9 @@ def resume(run_directory: Annotated[Path, typer.Argument(metavar="RUN_DIR", show
         print_summary(Console(), found)
         print(f"already completed; results: {summary}")
         return
-    raise typer.Exit(launch(config, directory, command, Console()))
+    console = Console()
+    require(config, command, width=console.width)
+    raise typer.Exit(launch(config, directory, command, console))
 
 
 @app.command()
@@ -234,24 +238,25 @@ def plugins() -> None:
         print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]))
 
 
-def _start(config: RunConfig, command: Command, dry_run: bool, directory: Path | None) -> None:
-    from alpagym_host.compose import to_yaml
-
-    if dry_run:
-        print(to_yaml(config), end="")
-        return
+def _start(
+    overrides: list[str],
+    command: Command,
+    dry_run: bool,
+    directory: Path | None,
+    multirun: bool,
+    run: Path | None = None,
+) -> None:
     from rich.console import Console
 
-    from alpagym_host import run_dir
-    from alpagym_host.launch.local import launch
+    from alpagym_host.compose import compose
+    from alpagym_host.launch.start import start, sweep
 
-    made = run_dir.create(config, command, directory)
-    try:
-        code = launch(config, made, command, Console())
-    except Exception:
-        run_dir.discard(made)
-        raise
-    raise typer.Exit(code)
+    if multirun:
+        if run is not None:
+            raise ConfigError("--run takes one config and --multirun makes several; choose one of them")
+        raise typer.Exit(sweep(overrides, command, dry_run, directory, Console()))
+    config = compose(overrides) if run is None else _on_top_of(run, overrides)
+    raise typer.Exit(start(config, command, dry_run, directory, Console()))
 
 
 def _on_top_of(run: Path, overrides: list[str]) -> RunConfig:

@@ -15,13 +15,18 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
+from importlib import resources
 from typing import Any
 
-from alpagym_plugins import ConfigError, entries, load, names, nearest
+from alpagym_plugins import ConfigError, ConfigErrors, entries, load, names, nearest
 from alpagym_runtime.run_config import PLUGIN_SECTIONS, RunConfig, from_mapping, to_mapping
+from alpagym_runtime.secrets import secret_in
 
 CONFIG_MODULE = "alpagym_host.conf"
 CONFIG_NAME = "default"
+
+# Groups whose presets set keys of other sections too.
+_SEVERAL_SECTIONS = ("deploy", "topology")
 
 _OVERRIDE = re.compile(r"(?P<sign>~|\+\+|\+)?(?P<key>[\w./-]+)(?P<equals>=(?P<value>.*))?", re.DOTALL)
 _KEY = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
@@ -55,8 +60,12 @@ def compose(overrides: Sequence[str], base: RunConfig | None = None) -> RunConfi
     for override in sorted(values, key=lambda item: not item.key.endswith(".type")):
         _apply(data, override)
     _refuse_targets(data, "")
+    resolved = _resolve(data)
+    _refuse_secrets(resolved, "")
     try:
-        config = from_mapping(_resolve(data))
+        config = from_mapping(resolved)
+    except ConfigErrors as err:
+        raise ConfigErrors([_as_written(one, values) for one in err.errors]) from err
     except ConfigError as err:
         raise _as_written(err, values) from err
     check_run_name(config.run.name)
@@ -133,7 +142,7 @@ def _unquote(text: str) -> str:
 def _replace_sections(data: dict[str, Any], chosen: dict[str, str], groups: _Groups) -> None:
     composed = groups.compose(chosen) if chosen else {}
     for group in chosen:
-        if group not in data:
+        if group not in data or group in _SEVERAL_SECTIONS:
             raise ConfigError("cannot be chosen on top of a finished run; set the keys themselves", key=group)
         data[group] = composed[group]
 
@@ -165,9 +174,9 @@ def _absent(name: str, node: Mapping[str, Any]) -> str:
     return f"no {name!r} there; {hint}"
 
 
-def _as_written(err: ConfigError, values: Sequence[_Override]) -> ConfigError:
+def _as_written(err: Exception, values: Sequence[_Override]) -> Exception:
     """An unknown section is reported under the whole key that the user wrote."""
-    if err.message.startswith("unknown key"):
+    if isinstance(err, ConfigError) and err.message.startswith("unknown key"):
         for override in values:
             if override.key.startswith(f"{err.key}."):
                 return ConfigError(f"{err.key} is an {err.message}", key=override.key)
@@ -218,7 +227,10 @@ def _read_with_hydra(key: str, raw: str) -> Any:
     try:
         override = OverridesParser.create().parse_override(f"key={raw}")
         if override.is_sweep_override():
-            raise ConfigError(f"{raw!r} is several values, and a run takes one; a list is written [a,b]", key=key)
+            raise ConfigError(
+                f"{raw!r} is several values, and a run takes one; [a,b] is a list, --multirun makes runs",
+                key=key,
+            )
         return override.value()
     except HydraException as err:
         cause = str(err).strip().splitlines()[0]
@@ -232,6 +244,10 @@ def _type_of(data: Mapping[str, Any], path: Sequence[str]) -> Any:
         if len(rest) < 3 or rest[0] != "terms":
             return None
         group, node, rest = "rewards", data["reward"]["terms"].get(rest[1]), rest[2:]
+    elif section == "logging":
+        if len(rest) < 3 or rest[0] != "loggers":
+            return None
+        group, node, rest = "loggers", data["logging"]["loggers"].get(rest[1]), rest[2:]
     elif section in PLUGIN_SECTIONS:
         group, node = PLUGIN_SECTIONS[section], data.get(section)
     else:
@@ -273,6 +289,21 @@ def _refuse_targets(data: Any, key: str) -> None:
             _refuse_targets(value, f"{key}[{i}]")
 
 
+def _refuse_secrets(data: Any, key: str) -> None:
+    """A config is written down and shown, so it names the variable that holds a secret and never holds the secret."""
+    if isinstance(data, dict):
+        for name, value in data.items():
+            _refuse_secrets(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(data, list):
+        for i, value in enumerate(data):
+            _refuse_secrets(value, f"{key}[{i}]")
+    elif isinstance(data, str) and (what := secret_in(data)):
+        raise ConfigError(
+            f"holds {what}, and a config is written to files; leave it out: programs read secrets from their variables",
+            key=key,
+        )
+
+
 def _resolve(data: dict[str, Any]) -> dict[str, Any]:
     """Plain data without interpolations such as `${oc.env:NAME}`; a failure names the key that holds it."""
     from omegaconf import OmegaConf
@@ -312,6 +343,7 @@ class _Groups:
 
     names: list[str] = field(default_factory=list)
     _search: str = ""
+    _packages: list[str] = field(default_factory=list)
     _broken: list[str] = field(default_factory=list)
 
     def __enter__(self) -> _Groups:
@@ -319,8 +351,10 @@ class _Groups:
         from hydra.core.global_hydra import GlobalHydra
         from hydra.core.object_type import ObjectType
 
-        packages = [f"'pkg://{name}'" for name in self._config_packages()]
-        self._search = f"hydra.searchpath=[{','.join(packages)}]"
+        others = self._config_packages()
+        self._packages = [CONFIG_MODULE, *others]
+        quoted = ",".join(f"'pkg://{name}'" for name in others)
+        self._search = f"hydra.searchpath=[{quoted}]"
         # A program around us may use Hydra for itself; leaving the context restores its state.
         self._outer = GlobalHydra.instance().hydra
         GlobalHydra.instance().clear()
@@ -351,6 +385,12 @@ class _Groups:
                 hint = "; for none write experiment=null"
             broken = "".join(f"\n{text}" for text in self._broken)
             raise ConfigError(f"no {choice!r}; there are: {', '.join(known) or 'none'}{hint}{broken}", key=group)
+        file = f"{group}/{choice}.yaml"
+        holders = [package for package in self._packages if resources.files(package).joinpath(file).is_file()]
+        if len(holders) > 1:
+            raise ConfigError(
+                f"{group}/{choice} is in two packages: {' and '.join(holders)}; uninstall one of them", key=group
+            )
 
     def compose(self, chosen: Mapping[str, str]) -> dict[str, Any]:
         """The config of these choices as plain data, interpolations kept."""

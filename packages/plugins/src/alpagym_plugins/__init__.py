@@ -8,14 +8,17 @@ This package does not build, compose or merge configurations; `alpagym_host` doe
 """
 
 from alpagym_plugins.checks import check_choice, check_range, nearest
-from alpagym_plugins.errors import ConfigError, PluginError
+from alpagym_plugins.errors import ConfigError, ConfigErrors, PluginError
+from alpagym_plugins.problems import Problem
 from alpagym_plugins.registry import GROUPS, Entry, entries, load, names
 
 __all__ = [
     "GROUPS",
     "ConfigError",
+    "ConfigErrors",
     "Entry",
     "PluginError",
+    "Problem",
     "check_choice",
     "check_range",
     "entries",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class ConfigError(ValueError):
     """A value in a configuration is wrong; says which one.
@@ -29,6 +31,15 @@ class ConfigError(ValueError):
     def under(self, prefix: str) -> ConfigError:
         """The same error seen from one level up: `prefix.key`, or `prefix` alone if the key is empty."""
         return ConfigError(self.message, key=".".join(part for part in (prefix, self.key) if part))
+
+
+class ConfigErrors(ConfigError):
+    """Several values are wrong; `errors` says which ones."""
+
+    def __init__(self, errors: Sequence[Exception]) -> None:
+        lines = "".join(f"\n  {err}" for err in errors)
+        super().__init__(f"{len(errors)} values are wrong:{lines}")
+        self.errors = list(errors)
 
 
 class PluginError(ValueError):

@@ -18,7 +18,10 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from alpagym_plugins import ConfigError, check_choice, check_range, load
+from alpagym_plugins import ConfigError, ConfigErrors, PluginError, check_choice, check_range, load
+from alpagym_runtime.deploy_config import AlpasimSection, DeploySection, TopologySection
+from alpagym_runtime.telemetry.config import ConsoleConfig, JsonlConfig
+from alpagym_runtime.trainers.cosmos.config import CosmosSection
 
 SCHEMA_VERSION = 1
 
@@ -47,6 +50,7 @@ class DatasetSection:
         source: procedural | road | commonroad | files; simulators that have scenes of their own ignore it.
         path: folder or file of recordings or maps, for sources that read them.
         scene_ids: exactly these scenes, in all splits; null takes the source's splits.
+        test_suite_id: all scenes of one of AlpaSim's suites, for an AlpaSim that is started for the run.
         split: what `evaluate` drives: train | val | test; roads also have hard | bench.
         train_scenes, val_scenes, test_scenes: how many of each an endless source makes.
 
@@ -55,6 +59,7 @@ class DatasetSection:
     source: str = "procedural"
     path: str | None = None
     scene_ids: list[str] | None = None
+    test_suite_id: str | None = None
     split: str = "test"
     train_scenes: int = 448
     val_scenes: int = 128
@@ -72,6 +77,8 @@ class DatasetSection:
             raise ConfigError("files needs a folder or file of .usdz or .xodr: dataset.path=DIR", key="path")
         if self.scene_ids is not None and not self.scene_ids:
             raise ConfigError("is empty; give at least one scene or null", key="scene_ids")
+        if self.scene_ids is not None and self.test_suite_id is not None:
+            raise ConfigError("and scene_ids exclude each other; set one of them to null", key="test_suite_id")
 
 
 @dataclass
@@ -220,6 +227,17 @@ class Plugin:
     config: Any
 
 
+def _default_loggers() -> dict[str, Plugin]:
+    return {"console": Plugin("console", ConsoleConfig()), "jsonl": Plugin("jsonl", JsonlConfig())}
+
+
+@dataclass
+class LoggingSection:
+    """Where numbers go: any name -> a logger, whose `type` names the plugin."""
+
+    loggers: dict[str, Plugin] = field(default_factory=_default_loggers)
+
+
 @dataclass
 class RunConfig:
     """A whole run. `simulator`, `policy`, `transport` and `trainer` are plugin sections."""
@@ -235,15 +253,20 @@ class RunConfig:
     evaluation: EvaluationSection
     checkpoint: CheckpointSection
     store: StoreSection = field(default_factory=StoreSection)
+    logging: LoggingSection = field(default_factory=LoggingSection)
+    deploy: DeploySection = field(default_factory=DeploySection)
+    topology: TopologySection = field(default_factory=TopologySection)
+    alpasim: AlpasimSection = field(default_factory=AlpasimSection)
+    cosmos: CosmosSection = field(default_factory=CosmosSection)
     expected_valid_steps: int = 35
 
     def __post_init__(self) -> None:
-        check_range("expected_valid_steps", self.expected_valid_steps, minimum=1, maximum=100_000)
+        _check_horizon(self.expected_valid_steps)
 
     @property
     def config_hash(self) -> str:
-        """SHA-256 of the frozen config without the run's name and place and its store: what results depend on."""
-        data = {name: section for name, section in to_mapping(self).items() if name != "store"}
+        """SHA-256 of the frozen config without what results do not depend on: name, place, store, logging, deploy."""
+        data = {k: v for k, v in to_mapping(self).items() if k not in ("store", "logging", "deploy")}
         data["run"] = {k: v for k, v in data["run"].items() if k not in ("name", "root")}
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
@@ -274,21 +297,42 @@ def from_mapping(data: Mapping[str, Any]) -> RunConfig:
             f"this config has schema {version}, this program reads {SCHEMA_VERSION}", key="schema_version"
         )
     _refuse_none_text(data, "")
-    names = [f.name for f in fields(RunConfig)]
-    _check_keys(data, names, "")
+    errors: list[Exception] = []
     values: dict[str, Any] = {}
+    try:
+        _check_keys(data, [f.name for f in fields(RunConfig)], "")
+    except ConfigError as err:
+        errors.append(err)
     for f in fields(RunConfig):
-        if f.name in PLUGIN_SECTIONS:
-            values[f.name] = _plugin(PLUGIN_SECTIONS[f.name], data.get(f.name), f.name)
-        elif f.name == "reward":
-            values[f.name] = reward_from_mapping(data.get("reward"))
-        elif f.name == "expected_valid_steps":
-            if f.name in data:
-                values[f.name] = _convert(data[f.name], int, f.name)
-        else:
-            section = data.get(f.name)
-            values[f.name] = build_section(_hints(RunConfig)[f.name], {} if section is None else section, f.name)
-    return RunConfig(**values)
+        try:
+            if f.name in data or _required(f):
+                values[f.name] = _section(f.name, data.get(f.name))
+        except (ConfigError, PluginError) as err:
+            errors.append(err)
+    if not errors:
+        return RunConfig(**values)
+    if len(errors) == 1:
+        raise errors[0]
+    raise ConfigErrors(errors)
+
+
+def _check_horizon(steps: int) -> None:
+    check_range("expected_valid_steps", steps, minimum=1, maximum=100_000)
+
+
+def _section(name: str, data: Any) -> Any:
+    if name in PLUGIN_SECTIONS:
+        return _plugin(PLUGIN_SECTIONS[name], data, name)
+    if name == "reward":
+        return reward_from_mapping(data)
+    if name == "logging":
+        return logging_from_mapping(data)
+    hint = _hints(RunConfig)[name]
+    if name == "expected_valid_steps":
+        steps = _convert(data, hint, name)
+        _check_horizon(steps)
+        return steps
+    return build_section(hint, {} if data is None else data, name)
 
 
 def load_run_config(path: Path) -> RunConfig:
@@ -316,6 +360,11 @@ def to_mapping(config: RunConfig) -> dict[str, Any]:
         "terms": {
             name: {"type": term["type"], "scale": term["scale"], **term["config"]}
             for name, term in data["reward"]["terms"].items()
+        }
+    }
+    data["logging"] = {
+        "loggers": {
+            name: {"type": logger["type"], **logger["config"]} for name, logger in data["logging"]["loggers"].items()
         }
     }
     return {"schema_version": SCHEMA_VERSION, **data}
@@ -377,10 +426,16 @@ def reward_from_mapping(data: Any) -> RewardSection:
     return RewardSection(built)
 
 
-def nearest(name: str, known: list[str]) -> str:
-    """A hint with the nearest known name, or the list of all."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known)) or 'none'}"
+def logging_from_mapping(data: Any) -> LoggingSection:
+    """A validated logging section from `{loggers: {name: {type, …}}}`."""
+    if not isinstance(data, Mapping):
+        raise ConfigError("must be a mapping with `loggers`", key="logging")
+    _check_keys(data, ["loggers"], "logging")
+    loggers = data.get("loggers")
+    if not isinstance(loggers, Mapping):
+        raise ConfigError("must be a mapping of loggers, {} for none", key="logging.loggers")
+    built = {str(name): _plugin("loggers", logger, f"logging.loggers.{name}") for name, logger in loggers.items()}
+    return LoggingSection(built)
 
 
 def _check_keys(data: Mapping[str, Any], known: list[str], key: str) -> None:
@@ -389,6 +444,8 @@ def _check_keys(data: Mapping[str, Any], known: list[str], key: str) -> None:
             raise ConfigError("is refused: a config names plugins by `type`, never code", key=_join(key, name))
         if name not in known:
             close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+            # `lr` is too short to resemble `optm_lr`, and is what it means.
+            close = close or [other for other in known if str(name) in other.split("_")]
             hint = f"did you mean {_join(key, close[0])}?" if close else f"known here: {', '.join(known)}"
             raise ConfigError(f"unknown key; {hint}", key=_join(key, str(name)))
 

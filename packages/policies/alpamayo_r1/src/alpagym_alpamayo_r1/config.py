@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from alpagym_plugins import ConfigError, check_choice, check_range
+from alpagym_plugins import ConfigError, Problem, check_choice, check_range
 
 if TYPE_CHECKING:
     from alpagym_alpamayo_r1.policy import AlpamayoPolicy
@@ -127,6 +128,20 @@ class AlpamayoTinyConfig(_Driving):
 class _Released(_Driving):
     model: ModelSection = field(default_factory=ModelSection)
 
+    HUGGING_FACE: ClassVar[str]  # the release that a checkpoint is converted from, as kind/owner/name
+
+    def preflight(self, config: Any, machine: Any) -> Iterable[Problem]:
+        """Whether the checkpoint is there and whole; reads names and headers only."""
+        from alpagym_alpamayo_r1.preflight import checkpoint_problems
+
+        return checkpoint_problems(self.model.path, self.HUGGING_FACE.removeprefix("models/"))
+
+    def parameters(self) -> tuple[int, int] | None:
+        """Trainable and frozen parameters, from the checkpoint's headers; None if they cannot be read."""
+        from alpagym_alpamayo_r1.preflight import parameter_counts
+
+        return parameter_counts(self.model.path)
+
     def _build(self, name: str, device: str) -> AlpamayoPolicy:
         if not self.model.path:
             raise ConfigError("give a converted checkpoint: policy.model.path=DIR", key="policy.model.path")
@@ -143,6 +158,8 @@ class Alpamayo1Config(_Released):
 
     """
 
+    HUGGING_FACE = "models/nvidia/Alpamayo-R1-10B"
+
     def build(self, device: str = "cpu") -> AlpamayoPolicy:
         """The policy with the checkpoint's weights."""
         return self._build("alpamayo_1", device)
@@ -156,6 +173,8 @@ class Alpamayo15Config(_Released):
         model: which weights.
 
     """
+
+    HUGGING_FACE = "models/nvidia/Alpamayo-1.5-10B"
 
     def build(self, device: str = "cpu") -> AlpamayoPolicy:
         """The policy with the checkpoint's weights."""

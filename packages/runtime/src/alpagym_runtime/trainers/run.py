@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from alpagym_runtime.envs.core import DrivingCore, build_terms
 from alpagym_runtime.episodes.store import EpisodeStore, Keep
 from alpagym_runtime.errors import ConfigError, CorruptFileError, SimulatorError
-from alpagym_runtime.files import read_json, remove_partials, strict, write_atomic, write_json
+from alpagym_runtime.files import read_json, remove_partials, strict, write_json
 from alpagym_runtime.random import mix_int
 from alpagym_runtime.rollouts.collector import Collector, environment
 from alpagym_runtime.rollouts.evaluation import evaluate
@@ -31,6 +31,8 @@ from alpagym_runtime.rollouts.statistics import compare, summarise
 from alpagym_runtime.rollouts.table import FILE as TABLE
 from alpagym_runtime.rollouts.table import Row, read_rows, write_rows
 from alpagym_runtime.run_config import RunConfig, StoreSection, to_mapping
+from alpagym_runtime.telemetry.loggers import Row as LoggedRow
+from alpagym_runtime.telemetry.loggers import build_loggers
 from alpagym_runtime.telemetry.reporter import Reporter, Silent
 from alpagym_runtime.telemetry.timers import TIMERS
 from alpagym_runtime.trainers.base import StopTraining
@@ -104,6 +106,8 @@ class Run:
         self._store: EpisodeStore | None = None
         self._started = time.perf_counter()
         self._cpu = _cpu_seconds()
+        # Before the first simulator: a logging service that refuses this run does so now.
+        self._loggers = build_loggers(config.logging.loggers, self)
 
     # ------------------------------------------------------------ commands
 
@@ -354,8 +358,7 @@ class Run:
         self._state["total_steps"] += 1
         spent = {f"seconds_{name}": value for name, value in TIMERS.take().items()}
         self._log(stage, step, {**numbers, **throughput(numbers, seconds), **spent, "seconds": seconds})
-        shown = {k: numbers[k] for k in ("loss", "reward", "driving_score", "kl") if k in numbers}
-        self.reporter.advance(1, **shown)
+        self.reporter.advance()
         last = last or step == total
         if last:
             self._state["done"].append(stage)
@@ -448,7 +451,7 @@ class Run:
     def _restore(self) -> None:
         newest = self._checkpoints.latest()
         if newest is None:
-            write_atomic(self.directory / "metrics.jsonl", b"")
+            self._loggers.rewind(0, 0)
             self._rows = {name: rows for name, rows in self._rows.items() if name == "start"}
             return
         checkpoint = load_checkpoint(newest)
@@ -464,17 +467,11 @@ class Run:
         self._restored = checkpoint
         # Rows and evaluations made after the checkpoint are made again.
         self._rows = {name: rows for name, rows in self._rows.items() if name in self._state["evaluations"]}
-        metrics = self.directory / "metrics.jsonl"
-        lines = metrics.read_bytes().splitlines(keepends=True) if metrics.exists() else []
-        kept = lines[: self._state["metrics_rows"]]
-        self._state["metrics_rows"] = len(kept)
-        write_atomic(metrics, b"".join(kept))
+        self._loggers.rewind(self._state["metrics_rows"], self._state["total_steps"])
         self.reporter.note(f"resuming from {newest.name}: {self._state['stage']} step {self._state['step']}")
 
     def _log(self, stage: str, step: int, numbers: Mapping[str, Any]) -> None:
-        line = json.dumps(strict({"stage": stage, "step": step, **numbers}), allow_nan=False)
-        with (self.directory / "metrics.jsonl").open("a") as file:
-            file.write(line + "\n")
+        self._loggers.log(LoggedRow(stage, step, self._state["total_steps"], numbers))
         self._state["metrics_rows"] += 1
 
     def _finish(self, command: str, work: Callable[[], None]) -> Outcome:
@@ -491,6 +488,7 @@ class Run:
             self.transport.close()
             if self._store is not None:
                 self._store.close()
+            self._loggers.close()
         summary = self._summary(command, completed)
         write_json(self.directory / "summary.json", summary)
         return Outcome(completed, summary)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alpagym_plugins import ConfigError, check_choice, check_range
+from alpagym_plugins import ConfigError, Problem, check_choice, check_range
 
 if TYPE_CHECKING:
+    from alpagym_runtime.machine import Machine
+    from alpagym_runtime.run_config import RunConfig
     from alpagym_runtime.simulators.alpasim.simulator import AlpasimSimulator
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -52,7 +55,8 @@ class AlpasimConfig:
     """NVIDIA AlpaSim, spoken to over gRPC; it calls the driver server that this opens.
 
     Attributes:
-        address: HOST:PORT of a running AlpaSim runtime, or several with commas; rollouts go where there is room.
+        address: HOST:PORT of a running AlpaSim runtime, or several with commas; rollouts go where there is room. Empty:
+            one is started as the section `alpasim` says.
         control_period_us: AlpaSim's `control_timestep_us`; a drive that says otherwise fails.
         force_gt_duration_us: AlpaSim's own; the recording drives so long after the first frame.
         skip_driver_during_force_gt: AlpaSim's own; False: the policy is asked in the warm-up too (never trained on).
@@ -99,6 +103,51 @@ class AlpasimConfig:
     def warmup_ticks(self) -> int:
         """Control steps that the recording drives."""
         return self.force_gt_duration_us // self.control_period_us
+
+    def gpus(self, config: RunConfig) -> dict[str, int]:
+        """GPUs that are AlpaSim's alone, where one is started for the run."""
+        topology = config.topology
+        own = topology.alpasim_nodes * topology.gpus_per_node + topology.train_nodes * topology.alpasim_gpus
+        return {"AlpaSim": 0 if self.addresses else own}
+
+    def preflight(self, config: RunConfig, machine: Machine) -> Iterator[Problem]:
+        """Where an AlpaSim is to be started: what it drives, what it needs, where it comes from."""
+        dataset = config.dataset
+        if self.addresses:
+            if dataset.test_suite_id is not None:
+                yield Problem(
+                    "dataset.test_suite_id",
+                    dataset.test_suite_id,
+                    f"the AlpaSim at {self.address} was started with its scenes",
+                    "dataset.test_suite_id=null",
+                )
+            return
+        if dataset.scene_ids is None and dataset.test_suite_id is None:
+            yield Problem(
+                "dataset.scene_ids",
+                None,
+                "an AlpaSim is started for this run, and needs to know its scenes",
+                "dataset.scene_ids=[ID,…] or dataset.test_suite_id=SUITE, or simulator.address=HOST:PORT",
+            )
+        section = config.alpasim
+        if section.repo_path is not None:
+            folder = Path(section.repo_path).expanduser()
+            if not (folder / "pyproject.toml").is_file() or not (folder / "src").is_dir():
+                yield Problem(
+                    "alpasim.repo_path",
+                    section.repo_path,
+                    "is no checkout of AlpaSim (pyproject.toml and src/)",
+                    f"git clone {section.repo_url} {folder}",
+                )
+        elif machine.tool("git") is None and config.deploy.kind == "local":
+            yield Problem("alpasim.repo_url", section.repo_url, "git is not on PATH", "apt-get install git git-lfs")
+        if config.deploy.kind == "local" and (trouble := machine.docker_trouble) is not None:
+            yield Problem(
+                "simulator.address",
+                self.address,
+                f"AlpaSim runs in containers, and {trouble.message}",
+                f"{trouble.remedy}; or name one that runs: simulator.address=HOST:PORT",
+            )
 
     def build(self, policy_spec: Any, dataset: Any, slots: int, labels: Sequence[str]) -> AlpasimSimulator:
         """A simulator with `slots` slots over AlpaSim's scenes, computing what `policy_spec` and `labels` name."""

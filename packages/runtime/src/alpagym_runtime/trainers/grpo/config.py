@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from alpagym_plugins import check_choice, check_range
+from alpagym_plugins import Problem, check_choice, check_range
 from alpagym_runtime.trainers.sft.config import SftConfig
 
 if TYPE_CHECKING:
@@ -70,6 +71,12 @@ class GrpoConfig:
         check_range("kl_weight", self.kl_weight, minimum=0)
         check_range("kl_stop", self.kl_stop, above=0)
         check_range("temperature", self.temperature, above=0, maximum=100)
+
+    def preflight(self, config: Any, machine: Any) -> Iterator[Problem]:
+        """What its warm start needs."""
+        if self.warm_start is not None:
+            for problem in self.warm_start.preflight(config, machine):
+                yield problem.under(".warm_start")
 
     def build(self, run: Any) -> GrpoTrainer:
         """The trainer of a run."""

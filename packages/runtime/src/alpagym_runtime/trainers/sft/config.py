@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alpagym_plugins import ConfigError, check_choice, check_range
+from alpagym_plugins import ConfigError, Problem, check_choice, check_range
 
 if TYPE_CHECKING:
     from alpagym_runtime.trainers.sft.trainer import SftTrainer
@@ -72,6 +74,13 @@ class SftConfig:
         check_range("learning_rate", self.learning_rate, above=0, maximum=10)
         check_range("weight_decay", self.weight_decay, minimum=0)
         check_range("gradient_clip", self.gradient_clip, above=0)
+
+    def preflight(self, config: Any, machine: Any) -> Iterator[Problem]:
+        """Whether the store is there."""
+        if self.store is not None and not Path(self.store).is_dir():
+            yield Problem(
+                ".store", self.store, "there is no such folder", "alpagym rollout, then name its run directory"
+            )
 
     def build(self, run: Any) -> SftTrainer:
         """The trainer of a run."""

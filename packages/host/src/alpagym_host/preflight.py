@@ -1,0 +1,234 @@
+"""What would make a run fail, found before anything starts: all of it at once, each with what to do.
+
+From first principles: what the config asks for against what this machine has. Login-node safe: no torch, no simulator,
+no write. Plugins add their own with an optional method `preflight` (see `alpagym_plugins.Problem`), and say with `gpus`
+how many GPUs each of their roles needs.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from alpagym_plugins import ConfigError, Problem
+from alpagym_runtime.machine import Machine
+from alpagym_runtime.run_config import RunConfig, to_mapping
+from alpagym_runtime.secrets import redacted
+
+_PLACEHOLDER = re.compile(r"\bYOUR_[A-Z_]+\b")
+_LEAST_DISK_BYTES = 1 << 30
+
+
+class PreflightError(ConfigError):
+    """A run that cannot start; `problems` says why, and the text is the list for people."""
+
+    def __init__(self, problems: Sequence[Problem], width: int = 100) -> None:
+        super().__init__(describe(problems, width))
+        self.problems = list(problems)
+
+
+def require(config: RunConfig, command: str, machine: Machine | None = None, width: int = 100) -> None:
+    """Refuse a run that cannot start.
+
+    Raises:
+        PreflightError: with everything that was found.
+
+    """
+    problems = preflight(config, command, machine or Machine())
+    if problems:
+        raise PreflightError(problems, width)
+
+
+def preflight(config: RunConfig, command: str, machine: Machine) -> list[Problem]:
+    """Everything that stands in the way of a run, in the order of the config."""
+    found: list[Problem] = []
+    for key, section in _plugins(config, command):
+        check = getattr(section, "preflight", None)
+        if check is not None:
+            found += [problem.under(key) for problem in check(config, machine)]
+    for checks in (_placeholders, _files, _gpus, _gpu_memory, _memory, _disk, _slurm):
+        found += checks(config, command, machine)
+    return found
+
+
+def describe(problems: Sequence[Problem], width: int = 100) -> str:
+    """The list for people: key and value, what is wrong, what to do. Only the middle part is wrapped."""
+    count = len(problems)
+    head = "one thing stands" if count == 1 else f"{count} things stand"
+    lines = [f"{head} in the way of this run; nothing was started"]
+    for number, problem in enumerate(problems, 1):
+        shown = "null" if problem.value is None else str(problem.value) or "''"
+        lines += ["", f"{number:>2}  {problem.key} = {shown}"]
+        lines += textwrap.wrap(problem.message, max(40, width - 4), initial_indent="    ", subsequent_indent="    ")
+        lines.append(f"    → {problem.remedy}")
+    return redacted("\n".join(lines))
+
+
+def _plugins(config: RunConfig, command: str) -> Iterator[tuple[str, Any]]:
+    yield "policy", config.policy.config
+    yield "simulator", config.simulator.config
+    yield "transport", config.transport.config
+    if command == "train":
+        yield "trainer", config.trainer.config
+    for name, term in config.reward.terms.items():
+        yield f"reward.terms.{name}", term.config
+    for name, logger in config.logging.loggers.items():
+        yield f"logging.loggers.{name}", logger.config
+
+
+def _placeholders(config: RunConfig, command: str, machine: Machine) -> Iterator[Problem]:
+    for key, value in _leaves(to_mapping(config), ""):
+        if isinstance(value, str) and _PLACEHOLDER.search(value):
+            yield Problem(key, value, "a template's placeholder is still there", f"{key.partition('[')[0]}=…")
+
+
+def _files(config: RunConfig, command: str, machine: Machine) -> Iterator[Problem]:
+    dataset = config.dataset
+    if dataset.test_suite_id is not None and config.simulator.type != "alpasim":
+        yield Problem(
+            "dataset.test_suite_id",
+            dataset.test_suite_id,
+            f"only AlpaSim has test suites, and simulator={config.simulator.type}",
+            "dataset.test_suite_id=null",
+        )
+    if dataset.path is not None and not _PLACEHOLDER.search(dataset.path) and not Path(dataset.path).exists():
+        yield Problem("dataset.path", dataset.path, "there is no such file or folder", "dataset.path=DIR")
+    path = config.checkpoint.path
+    if path is not None and not Path(path).exists():
+        yield Problem("checkpoint.path", path, "there is no such checkpoint", "a run directory, or one of its step_*")
+
+
+def _gpus(config: RunConfig, command: str, machine: Machine) -> Iterator[Problem]:
+    topology = config.topology
+    parts: dict[str, dict[str, int]] = {
+        key: section.gpus(config) for key, section in _plugins(config, command) if hasattr(section, "gpus")
+    }
+    own = sum(parts.get("trainer", {}).values())
+    needed = sum(count for part in parts.values() for count in part.values())
+    spelt = " + ".join(f"{count} {role}" for part in parts.values() for role, count in part.items() if count)
+    if not needed:
+        shares = config.simulator.type == "alpasim" and not getattr(config.simulator.config, "addresses", None)
+        if topology.gpus_per_node and not shares:
+            yield Problem(
+                "topology.gpus_per_node",
+                topology.gpus_per_node,
+                f"no part of this run uses a GPU (simulator={config.simulator.type}, trainer={config.trainer.type})",
+                "topology=local_cpu",
+            )
+        return
+    if own > topology.train_gpus:
+        yield Problem(
+            "topology.gpus_per_node",
+            topology.gpus_per_node,
+            f"{own} GPUs needed for policy and rollouts; {topology.train_nodes} nodes × ({topology.gpus_per_node} - "
+            f"{topology.alpasim_gpus} of AlpaSim) = {topology.train_gpus} planned",
+            "choose another topology=…, or fewer replicas in cosmos.policy and cosmos.rollout",
+        )
+    elif config.deploy.kind == "local" and needed > len(machine.gpus):
+        yield Problem(
+            "topology.gpus_per_node",
+            topology.gpus_per_node,
+            f"{needed} GPU{'s' if needed > 1 else ''} needed ({spelt}), {machine.gpus_text}",
+            f"run it on a machine with {needed} NVIDIA GPU{'s' if needed > 1 else ''}"
+            + (", or topology=local_colocated_1gpu" if needed > len(machine.gpus) == 1 else ""),
+        )
+    if config.deploy.kind == "local" and topology.nodes > 1:
+        yield Problem(
+            "topology.train_nodes", topology.train_nodes, f"{topology.nodes} nodes need a scheduler", "deploy=slurm"
+        )
+
+
+def _gpu_memory(config: RunConfig, command: str, machine: Machine) -> Iterator[Problem]:
+    count = getattr(config.policy.config, "parameters", None)
+    if command != "train" or config.trainer.type != "cosmos" or count is None or not machine.gpus:
+        return
+    counts = count()
+    if counts is None or config.deploy.kind != "local":
+        return
+    policy, rollout = config.cosmos.gpu_bytes(*counts)
+    least = min(gpu.memory_bytes for gpu in machine.gpus)
+    train, size = config.cosmos.train, sum(counts) / 1e9
+    for role, needed, remedy in (
+        ("policy", policy, "cosmos.policy.parallelism.dp_shard_size=… or cosmos.train.master_dtype=bfloat16"),
+        ("rollout", rollout, "cosmos.rollout.parallelism.dp_shard_size=…"),
+    ):
+        if needed > least:
+            dtype = train.master_dtype if role == "policy" else train.param_dtype
+            yield Problem(
+                f"cosmos.{role}.parallelism.dp_shard_size",
+                getattr(config.cosmos, role).parallelism.dp_shard_size,
+                f"{size:.2f} billion parameters in {dtype} need at least {needed / 1e9:.1f} GB on each {role} GPU "
+                f"before activations, and the smallest has {least / 1e9:.1f} GB",
+                remedy,
+            )
+
+
+def _memory(config: RunConfig, command: str, machine: Machine) -> Iterator[Problem]:
+    """A training step of our own trainers holds every picture of its episodes, once."""
+    if command != "train" or config.trainer.type != "grpo" or machine.memory_bytes is None:
+        return
+    spec, rollout = config.policy.config.spec(), config.rollout
+    picture = sum(height * width * 3 for height, width in spec.cameras.values())
+    if not picture:
+        return
+    episodes = rollout.scenes_per_step * rollout.group_size
+    frames = config.expected_valid_steps + spec.frames
+    needed = episodes * frames * picture
+    if needed > machine.memory_bytes:
+        yield Problem(
+            "rollout.scenes_per_step",
+            rollout.scenes_per_step,
+            f"a step holds {episodes} episodes × {frames} frames × {picture / 1e6:.2f} MB of pictures = "
+            f"{needed / 1e9:.1f} GB; {machine.memory_bytes / 1e9:.1f} GB of memory are available",
+            f"rollout.scenes_per_step={max(1, int(rollout.scenes_per_step * machine.memory_bytes / needed))}",
+        )
+
+
+def _disk(config: RunConfig, command: str, machine: Machine) -> Iterator[Problem]:
+    root = config.run.root
+    if _PLACEHOLDER.search(root):
+        return
+    free = machine.free_bytes(Path(root).expanduser().absolute())
+    if free is not None and free < _LEAST_DISK_BYTES:
+        yield Problem(
+            "run.root",
+            root,
+            f"{free / 1e9:.2f} GB free on its file system; a run wants {_LEAST_DISK_BYTES / 1e9:.0f} GB at least",
+            "alpagym episodes prune, or run.root=DIR on another disk",
+        )
+
+
+def _slurm(config: RunConfig, command: str, machine: Machine) -> Iterator[Problem]:
+    if config.deploy.kind != "slurm":
+        return
+    slurm = config.deploy.slurm
+    for name in ("sbatch", "srun"):
+        if machine.tool(name) is None:
+            yield Problem("deploy.kind", "slurm", f"{name} is not on PATH", "start it on a login node of the cluster")
+    for key in ("partition", "account"):
+        if getattr(slurm, key) is None:
+            yield Problem(f"deploy.slurm.{key}", None, "a Slurm job needs one", f"deploy.slurm.{key}=NAME")
+    if config.trainer.type == "cosmos" and config.cosmos.mode == "colocated":
+        yield Problem(
+            "cosmos.mode",
+            "colocated",
+            "on several nodes policy and rollouts have GPUs of their own",
+            "topology=slurm_…",
+        )
+    yield Problem(
+        "deploy.kind", "slurm", "this version composes and checks Slurm jobs, and does not submit them", "deploy=local"
+    )
+
+
+def _leaves(data: Any, key: str) -> Iterable[tuple[str, Any]]:
+    if isinstance(data, Mapping):
+        for name, value in data.items():
+            yield from _leaves(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(data, list):
+        for i, value in enumerate(data):
+            yield from _leaves(value, f"{key}[{i}]")
+    else:
+        yield key, data

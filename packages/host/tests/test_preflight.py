@@ -1,0 +1,276 @@
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from alpagym_host.compose import compose
+from alpagym_host.preflight import PreflightError, describe, preflight, require
+from alpagym_plugins import ConfigError, Problem
+from alpagym_runtime.machine import Machine
+
+SMOKE = ("experiment=alpamayo_1_5_local_2gpu_smoke", "reward=progress_safety")
+
+
+def found(*overrides, command="train"):
+    return {problem.key: problem for problem in preflight(compose(overrides), command, Machine())}
+
+
+def checkpoint(folder, trainable=1000, frozen=100):
+    """A checkpoint of two tensors, as one file."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text("{}")
+    tensors = {"vlm.model.weight": np.zeros(trainable, np.float16), "expert.weight": np.zeros(frozen, np.float16)}
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+# ---------------------------------------------------------------- the seed's quick start
+
+
+def test_the_quick_start_names_exactly_what_is_missing(tmp_path):
+    (tmp_path / "tools").mkdir()
+    # Redis and git are there; GPUs and Docker are not.
+    for name in ("redis-server", "git"):
+        (tmp_path / "tools" / name).write_text("#!/bin/sh\n")
+        (tmp_path / "tools" / name).chmod(0o755)
+    missing = tmp_path / "tmp" / "checkpoints" / "alpamayo"
+    words = (*SMOKE, f"policy.model.path={missing}")
+    begun = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "alpagym_host.cli", *words],
+        cwd=tmp_path,
+        env=os.environ | {"PATH": str(tmp_path / "tools"), "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    seconds = time.perf_counter() - begun
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert seconds < 30  # 2 s of an idle core, and the machine may be busy
+    lines = done.stderr.splitlines()
+    assert lines[0] == "error: 4 things stand in the way of this run; nothing was started"
+    keys = [line[4:] for line in lines if re.match(r"^ ?\d+  ", line)]
+    assert keys == [
+        f"policy.model.path = {missing}",
+        "simulator.address = ''",
+        "trainer = cosmos",
+        "topology.gpus_per_node = 2",
+    ]
+    said = " ".join(done.stderr.split())
+    assert "does not exist" in said
+    assert "docker is not on PATH" in said
+    assert "needs cosmos-rl 0.4.7, and cosmos-rl is not installed → uv sync --all-packages --extra cosmos" in said
+    assert "2 GPUs needed (1 policy + 1 rollout), 0 found: nvidia-smi is not on PATH" in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tools"]
+
+
+def test_with_everything_there_only_the_extra_is_missing(good_tools, tmp_path):
+    problems = found(*SMOKE, f"policy.model.path={checkpoint(tmp_path / 'model')}")
+    assert list(problems) == ["trainer"]
+
+
+def test_the_trainer_itself_names_the_missing_extra(good_tools):
+    with pytest.raises(ConfigError, match="trainer: .*uv sync --all-packages --extra cosmos"):
+        compose(["trainer=cosmos"]).trainer.config.build(None)
+
+
+def test_the_default_run_has_no_problem(tools):
+    assert found() == {}
+
+
+def test_preflight_of_any_experiment_imports_no_torch(tmp_path):
+    code = (
+        "import sys\nfrom alpagym_host.compose import compose\nfrom alpagym_host.preflight import preflight\n"
+        "from alpagym_runtime.machine import Machine\n"
+        "for name in ('alpamayo_1_5_local_2gpu_smoke', 'smoke', 'alpamayo_1_5_slurm_template'):\n"
+        "    preflight(compose([f'experiment={name}']), 'train', Machine())\n"
+        "print(sorted({'torch', 'transformers', 'grpc', 'wandb'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout == "[]\n", done.stderr
+
+
+# ---------------------------------------------------------------- first principles
+
+
+def test_too_few_gpus_say_needed_and_found(good_tools, tmp_path):
+    good_tools("nvidia-smi", "echo '0, GPU-0a, NVIDIA H200, 143771, 570.1'")
+    problem = found(*SMOKE)["topology.gpus_per_node"]
+    # 143771 MiB = 150.8 GB
+    assert problem.message == "2 GPUs needed (1 policy + 1 rollout), 1 found (NVIDIA H200, 151 GB)"
+    assert "topology=local_colocated_1gpu" in problem.remedy
+    assert "topology.gpus_per_node" not in found(*SMOKE, "topology=local_colocated_1gpu")
+
+
+def test_cuda_visible_devices_counts(good_tools, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert "1 found" in found(*SMOKE)["topology.gpus_per_node"].message
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "CUDA_VISIBLE_DEVICES='' hides the others" in found(*SMOKE)["topology.gpus_per_node"].message
+
+
+def test_a_topology_smaller_than_its_roles_is_named():
+    problem = found(*SMOKE, "cosmos.rollout.parallelism.n_init_replicas=3")["topology.gpus_per_node"]
+    assert "4 GPUs needed for policy and rollouts; 1 nodes × (2 - 0 of AlpaSim) = 2 planned" in problem.message
+
+
+def test_gpus_that_nothing_uses_are_named():
+    problem = found("topology=local_colocated_1gpu")["topology.gpus_per_node"]
+    assert problem.message == "no part of this run uses a GPU (simulator=embedded, trainer=grpo)"
+
+
+def test_a_model_that_does_not_fit_says_how_much_it_needs(good_tools, tmp_path):
+    good_tools("nvidia-smi", "printf '0, GPU-0a, Tiny, 1, 570.1\\n1, GPU-1a, Tiny, 1, 570.1\\n'")
+    path = checkpoint(tmp_path / "model", trainable=200_000, frozen=50_000)
+    problems = found(*SMOKE, f"policy.model.path={path}")
+    # float32: (4 · 200,000 + 50,000) · 4 bytes = 3.4 MB on a GPU of 1 MiB; bfloat16 rollout: 250,000 · 2 = 0.5 MB fits.
+    problem = problems["cosmos.policy.parallelism.dp_shard_size"]
+    assert "need at least 0.0 GB on each policy GPU" in problem.message
+    assert "cosmos.rollout.parallelism.dp_shard_size" not in problems
+    # Over four GPUs: 0.85 MB each.
+    assert compose(SMOKE).cosmos.gpu_bytes(200_000, 50_000) == (3_400_000, 500_000)
+    four = compose([*SMOKE, "cosmos.policy.parallelism.dp_shard_size=4"])
+    assert four.cosmos.gpu_bytes(200_000, 50_000) == (850_000, 500_000)
+
+
+def test_a_batch_that_does_not_divide_names_the_next_one_that_does():
+    problem = found(*SMOKE, "cosmos.train.train_batch_per_replica=10", "cosmos.train.train_policy.mini_batch=4")[
+        "cosmos.train.train_batch_per_replica"
+    ]
+    assert "1 × 4 = 4" in problem.message
+    assert problem.remedy == "cosmos.train.train_batch_per_replica=12"
+
+
+def test_colocated_roles_need_equal_shares():
+    problem = found(*SMOKE, "topology=local_colocated_1gpu", "cosmos.policy.parallelism.dp_shard_size=2")
+    assert "both need the same parallelism" in problem["cosmos.rollout.parallelism"].message
+
+
+def test_pictures_that_memory_cannot_hold_say_how_many_groups_it_can(monkeypatch):
+    monkeypatch.setattr(Machine, "memory_bytes", 10_000_000_000)
+    words = ("policy=alpamayo_tiny", "policy.cameras=[front_wide_120fov]", "policy.height=320", "policy.width=576")
+    problem = found(*words, "rollout.scenes_per_step=100", "rollout.group_size=10", "expected_valid_steps=36")
+    # 1000 episodes × (36 + 4) frames × 320 · 576 · 3 bytes = 22.1 GB; 10 GB hold 45 of 100 groups.
+    assert "1000 episodes × 40 frames × 0.55 MB of pictures = 22.1 GB" in problem["rollout.scenes_per_step"].message
+    assert problem["rollout.scenes_per_step"].remedy == "rollout.scenes_per_step=45"
+    assert found("rollout.scenes_per_step=100") == {}
+
+
+def test_datasets_stores_and_checkpoints_that_are_not_there_are_named_together(tmp_path):
+    words = ("dataset=commonroad", "dataset.path=absent", "trainer=sft", "trainer.store=gone", "checkpoint.path=lost")
+    assert list(found(*words)) == ["trainer.store", "dataset.path", "checkpoint.path"]
+    words = ("dataset=commonroad", f"dataset.path={tmp_path}", "trainer.warm_start.store=gone")
+    assert list(found(*words)) == ["trainer.warm_start.store"]
+
+
+def test_an_unused_trainer_is_not_asked():
+    assert found("trainer=cosmos", command="evaluate") == {}
+
+
+def test_a_suite_needs_an_alpasim_of_the_runs_own(good_tools, tmp_path):
+    assert "only AlpaSim has test suites" in found("dataset.test_suite_id=x")["dataset.test_suite_id"].message
+    base = (*SMOKE, "simulator.address=127.0.0.1:50051")
+    assert "simulator.address" not in found(*base)
+    problem = found(*base, "dataset.scene_ids=null", "dataset.test_suite_id=x")["dataset.test_suite_id"]
+    assert "was started with its scenes" in problem.message
+    assert "needs to know its scenes" in found(*SMOKE, "dataset.scene_ids=null")["dataset.scene_ids"].message
+    with pytest.raises(ConfigError, match=r"dataset.test_suite_id: and scene_ids exclude each other"):
+        compose([*SMOKE, "dataset.test_suite_id=x"])
+
+
+@pytest.mark.parametrize(
+    ("script", "message", "remedy"),
+    [
+        ("echo 'permission denied while trying to connect' >&2; exit 1", "refuses this user", "usermod -aG docker"),
+        ("echo 'Cannot connect to the Docker daemon' >&2; exit 1", "daemon does not answer", "systemctl start docker"),
+        ('[ "$1" = version ] && echo 28 || exit 1', "has no Compose plugin", "docker-compose-plugin"),
+    ],
+)
+def test_docker_says_what_is_wrong_with_it(good_tools, script, message, remedy):
+    good_tools("docker", script)
+    problem = found(*SMOKE)["simulator.address"]
+    assert message in problem.message
+    assert remedy in problem.remedy
+
+
+def test_a_tool_that_hangs_is_left_after_its_time(good_tools):
+    good_tools("docker", "exec /bin/sleep 30")
+    begun = time.perf_counter()
+    trouble = Machine(timeout_s=0.5).docker_trouble
+    assert time.perf_counter() - begun < 10
+    assert "did not answer within 0.5 s" in trouble.message
+
+
+def test_a_checkout_that_is_none_is_named(good_tools, tmp_path):
+    assert "is no checkout" in found(*SMOKE, f"alpasim.repo_path={tmp_path}")["alpasim.repo_path"].message
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "src").mkdir()
+    assert "alpasim.repo_path" not in found(*SMOKE, f"alpasim.repo_path={tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "lacks weights: model.safetensors"),
+        (lambda folder: (folder / "model.safetensors.index.json").write_text("["), "cannot be read"),
+        (
+            lambda folder: (folder / "model.safetensors.index.json").write_text(
+                json.dumps({"weight_map": {f"a{i}": f"model-{i}.safetensors" for i in range(5)}})
+            ),
+            "lacks weights: model-0.safetensors, model-1.safetensors, model-2.safetensors and 2 more",
+        ),
+    ],
+)
+def test_a_checkpoint_that_is_not_whole_is_named(good_tools, tmp_path, break_it, message):
+    folder = checkpoint(tmp_path / "model")
+    break_it(folder)
+    assert message in found(*SMOKE, f"policy.model.path={folder}")["policy.model.path"].message
+
+
+def test_templates_list_every_placeholder_that_is_left(tools):
+    problems = found("experiment=alpamayo_1_5_slurm_template")
+    left = [key for key, problem in problems.items() if "placeholder" in problem.message]
+    assert {"run.root", "deploy.slurm.partition", "deploy.slurm.account", "deploy.slurm.container_image"} <= set(left)
+    assert "alpasim.wizard_args.deploy" in left
+    filled = found("experiment=alpamayo_1_5_slurm_template", "deploy.slurm.partition=gpu")
+    assert "deploy.slurm.partition" not in filled
+    assert not Path("YOUR_SHARED_FOLDER").exists()
+
+
+# ---------------------------------------------------------------- the list
+
+
+def test_the_list_shows_key_value_message_and_remedy_and_wraps_the_message_only():
+    long = "word " * 30
+    text = describe([Problem("a.b", None, long, "do " * 60), Problem("c", "", "short", "x")], width=60)
+    lines = text.splitlines()
+    assert lines[0] == "2 things stand in the way of this run; nothing was started"
+    assert lines[2] == " 1  a.b = null"
+    assert max(len(line) for line in lines if "word" in line) <= 60
+    assert f"    → {'do ' * 60}" in text
+    assert " 2  c = ''" in lines
+
+
+def test_require_raises_all_of_it():
+    with pytest.raises(PreflightError) as caught:
+        require(compose(["dataset=commonroad", "dataset.path=absent", "checkpoint.path=lost"]), "train")
+    assert [problem.key for problem in caught.value.problems] == ["dataset.path", "checkpoint.path"]
+
+
+def test_several_wrong_values_are_named_at_once():
+    with pytest.raises(ConfigError) as caught:
+        compose(["run.seed=-1", "rollout.slots=0", "rewrad=x", "expected_valid_steps=0", "policy.hiden=3"])
+    text = str(caught.value)
+    assert text.startswith("5 values are wrong:\n")
+    for part in ("run.seed: must", "rollout.slots: must", "rewrad: unknown key; did you mean reward?", "policy.hiden"):
+        assert part in text

@@ -1,0 +1,1 @@
+"""YAML presets of the Alpamayo policies, found by the entry-point group alpagym.configs."""

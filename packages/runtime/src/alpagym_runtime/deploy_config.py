@@ -1,0 +1,162 @@
+"""Where a run runs: machines and GPUs, Slurm, and the AlpaSim that is to be started for it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from alpagym_plugins import ConfigError, check_choice, check_range
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass
+class TopologySection:
+    """How many nodes and GPUs a run has, and who gets them.
+
+    Attributes:
+        train_nodes: nodes of trainer and rollouts.
+        gpus_per_node: GPUs of each node; 0: the run uses the CPU only.
+        alpasim_nodes: further nodes, whole, for AlpaSim.
+        alpasim_gpus: GPUs of each training node that are AlpaSim's alone; 0: it shares those of the rollouts.
+
+    """
+
+    train_nodes: int = 1
+    gpus_per_node: int = 0
+    alpasim_nodes: int = 0
+    alpasim_gpus: int = 0
+
+    def __post_init__(self) -> None:
+        check_range("train_nodes", self.train_nodes, minimum=1, maximum=10_000)
+        check_range("gpus_per_node", self.gpus_per_node, minimum=0, maximum=64)
+        check_range("alpasim_nodes", self.alpasim_nodes, minimum=0, maximum=10_000)
+        check_range("alpasim_gpus", self.alpasim_gpus, minimum=0, maximum=self.gpus_per_node)
+        if self.alpasim_nodes and self.alpasim_gpus:
+            raise ConfigError("AlpaSim has nodes of its own (alpasim_nodes); must be 0", key="alpasim_gpus")
+
+    @property
+    def nodes(self) -> int:
+        """All nodes."""
+        return self.train_nodes + self.alpasim_nodes
+
+    @property
+    def train_gpus(self) -> int:
+        """GPUs for trainer and rollouts, over all nodes."""
+        return self.train_nodes * (self.gpus_per_node - self.alpasim_gpus)
+
+
+@dataclass
+class SlurmSection:
+    """A Slurm job: where it runs, in which container, with what mounted.
+
+    Attributes:
+        partition, account, qos: as sbatch takes them; null leaves them out.
+        time: limit, such as 04:00:00.
+        job_name: letters, digits and `._-`.
+        exclusive: whole nodes.
+        cpus_per_task: of each task; null leaves it to Slurm.
+        mem: of each node, such as 64G; null leaves it to Slurm.
+        container_image: a .sqsh file, or a registry's reference with tag; null runs without a container.
+        container_cache: folder for images that were fetched.
+        container_mounts: SRC[:DST[:FLAGS]], absolute.
+        uv_cache: folder of uv's cache, seen by every node.
+        export_env: NAMES of variables that the job gets from where it is submitted; values are never written down.
+
+    """
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time: str = "04:00:00"
+    job_name: str = "alpagym"
+    exclusive: bool = True
+    cpus_per_task: int | None = None
+    mem: str | None = None
+    container_image: str | None = None
+    container_cache: str | None = None
+    container_mounts: list[str] = field(default_factory=list)
+    uv_cache: str | None = None
+    export_env: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"(\d+-)?\d{1,2}(:\d{2}){0,2}|\d+", self.time):
+            raise ConfigError(f"must be a Slurm time limit such as 04:00:00 or 1-12, got {self.time!r}", key="time")
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", self.job_name):
+            raise ConfigError(f"must be letters, digits and ._-, got {self.job_name!r}", key="job_name")
+        if self.cpus_per_task is not None:
+            check_range("cpus_per_task", self.cpus_per_task, minimum=1)
+        for i, mount in enumerate(self.container_mounts):
+            if not mount.startswith("/") and not mount.startswith("YOUR_"):
+                raise ConfigError(f"must be absolute: /SRC[:/DST[:FLAGS]], got {mount!r}", key=f"container_mounts[{i}]")
+        for i, name in enumerate(self.export_env):
+            if not _NAME.fullmatch(name):
+                # The text may be NAME=SECRET, so it is not repeated.
+                raise ConfigError(
+                    "must be the name of a variable and nothing else; its value is taken when the job is submitted",
+                    key=f"export_env[{i}]",
+                )
+
+
+@dataclass
+class DeploySection:
+    """On which kind of machine: local (this one) | slurm."""
+
+    kind: str = "local"
+    slurm: SlurmSection = field(default_factory=SlurmSection)
+
+    def __post_init__(self) -> None:
+        check_choice("kind", self.kind, ("local", "slurm"))
+
+
+@dataclass
+class WizardSection:
+    """Choices of AlpaSim's own launcher, the Wizard; the names are AlpaSim's.
+
+    Attributes:
+        deploy: its group `deploy`, such as local, or the preset of your cluster.
+        topology: its group `topology`, such as 1gpu, 2gpu.
+        renderer: its group `renderer`; null takes its own default.
+        extra_overrides: further overrides for it, one an item.
+
+    """
+
+    deploy: str = "local"
+    topology: str = "1gpu"
+    renderer: str | None = None
+    extra_overrides: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for key in ("deploy", "topology"):
+            if not getattr(self, key):
+                raise ConfigError("must not be empty", key=key)
+
+
+@dataclass
+class AlpasimSection:
+    """The AlpaSim to be started for a run with `simulator=alpasim` that names none in `simulator.address`.
+
+    Attributes:
+        repo_path: a checkout to use as it is; null clones `repo_ref` of `repo_url`.
+        repo_url, repo_ref: what to clone.
+        checkout_cache: folder of clones; null is `alpagym/alpasim` below $XDG_CACHE_HOME.
+        startup_timeout_s: longest wait for it to answer.
+        wizard_args: choices of its launcher.
+
+    """
+
+    repo_path: str | None = None
+    repo_url: str = "https://github.com/NVlabs/alpasim.git"
+    repo_ref: str = "3032e0c"
+    checkout_cache: str | None = None
+    startup_timeout_s: float = 1200.0
+    wizard_args: WizardSection = field(default_factory=WizardSection)
+
+    def __post_init__(self) -> None:
+        check_range("startup_timeout_s", self.startup_timeout_s, above=0)
+        if self.repo_path == "":
+            raise ConfigError("must not be empty; null clones repo_url", key="repo_path")
+        for key in ("repo_url", "repo_ref"):
+            # git would read a leading dash as an option.
+            if not getattr(self, key) or getattr(self, key).startswith("-"):
+                raise ConfigError(f"must be a name, got {getattr(self, key)!r}", key=key)
