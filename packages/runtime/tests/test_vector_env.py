@@ -26,6 +26,11 @@ class TestLowDim(VectorEnvConformance):
     arguments = {"scenes": 6, "horizon": 9, "action_type": "control"}  # noqa: RUF012
 
 
+class TestLeRobot(VectorEnvConformance):
+    env_id = "alpagym_runtime:alpagym/Embedded-LeRobot-v0"
+    arguments = {"scenes": 6, "horizon": 9, "action_type": "plan"}  # noqa: RUF012
+
+
 @pytest.mark.slow  # pytest -m slow packages/runtime/tests/test_vector_env.py
 @pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
 def test_subprocesses_give_the_same_bytes(mode):

@@ -18,8 +18,8 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import psutil
-import yaml
+import psutil  # type: ignore[import-untyped]
+import yaml  # type: ignore[import-untyped]
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 from rich.console import Console

@@ -18,6 +18,7 @@ if "alpagym/Embedded-v0" not in _registry:
     _embedded("Embedded-v0")
     _embedded("Embedded-Nested-v0", layout="nested")
     _embedded("Embedded-LowDim-v0", layout="low_dim")
+    _embedded("Embedded-LeRobot-v0", layout="lerobot")
     _register("alpagym/Offline-v0", f"{_ENVS}.offline_env:OfflineEnv")
     _register(
         "alpagym/AlpaSim-v0",

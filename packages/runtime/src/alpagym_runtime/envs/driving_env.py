@@ -33,8 +33,8 @@ class DrivingEnv(gymnasium.Env[Any, NDArray[np.float32]]):
     Rig frame (x forward, y left); `layout` says how. `flat` and `nested`: `Dict` of `ego_history_rig` [16,7] with
     `ego_history_mask`, `ego_dynamics_rig` [7], `route_rig` [20,2] with `route_mask`, `actors_rig` [8,9] with
     `actors_mask`; flat are 1-D vectors, nested have `time_us` [1] too. `low_dim`: one `Box(-1, 1)` of speed, route and
-    nearest actors, scaled. `pixels`: `pixels` (a picture a camera), `agent_pos`, `environment_state`, as LeRobot names
-    them.
+    nearest actors, scaled. `lerobot`: `agent_pos` (dynamics), `environment_state` (route, actors; 0 where masked) and
+    with cameras `pixels` (a picture each), as LeRobot names them.
 
     ## Rewards
     The sum of the terms of `reward`: a preset's name or a mapping of terms, as in the run config.

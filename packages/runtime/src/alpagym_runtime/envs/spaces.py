@@ -1,7 +1,7 @@
 """Observation spaces, and observations that fit them.
 
 A layout says how the contract's arrays become what a learner reads: `flat` (1-D vectors), `nested` (the contract's
-shapes), `low_dim` (one scaled vector), `pixels` (pictures and state under LeRobot's names).
+shapes), `low_dim` (one scaled vector), `lerobot` (pictures and state under LeRobot's names).
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ LIMITS = {
     ),
 }
 MASKS = {"ego_history_rig": "ego_history_mask", "route_rig": "route_mask", "actors_rig": "actors_mask"}
-LAYOUTS = ("flat", "nested", "low_dim", "pixels")
-AGENT_POS = "ego_dynamics_rig"
-ENVIRONMENT_STATE = "route_rig"
+LAYOUTS = ("flat", "nested", "low_dim", "lerobot")
 
 # What `low_dim` keeps, and the size that becomes 1. Near route points lie densely, far ones tell of the next bend.
 DYNAMICS_COLUMNS = [0, 3, 4, 6]
@@ -88,29 +86,30 @@ class Observer:
                 raise ConfigError(f"low_dim needs {', '.join(sorted(missing))}", key="layout")
             size = len(DYNAMICS_COLUMNS) + 2 * len(ROUTE_POINTS) + spec.actors * (len(ACTOR_COLUMNS) + 1)
             self.space: spaces.Space[Any] = spaces.Box(-1.0, 1.0, (size,), np.float32)
-        elif layout == "pixels":
-            if not pictures or spec.frames != 1:
-                raise ConfigError(
-                    f"pixels needs a camera and one frame each, got {len(pictures)} cameras, {spec.frames} frames",
-                    key="layout",
-                )
-            low, high = self._limits[AGENT_POS]
-            far = np.full(2 * spec.route_points, FAR_M, np.float32)
-            frames: dict[str, spaces.Space[Any]] = {
-                name: spaces.Box(0, 255, shape[1:], np.uint8) for name, shape in pictures.items()
+        elif layout == "lerobot":
+            if spec.frames != 1:
+                raise ConfigError(f"lerobot takes one frame a camera, got {spec.frames}", key="layout")
+            low, high = self._limits["ego_dynamics_rig"]
+            states = [self._limits[name][1].reshape(-1) for name in self._state_fields()]
+            far = np.concatenate(states)
+            parts: dict[str, spaces.Space[Any]] = {
+                "agent_pos": spaces.Box(low, high, dtype=np.float32),
+                "environment_state": spaces.Box(-far, far, dtype=np.float32),
             }
-            self.space = spaces.Dict(
-                {
-                    "pixels": spaces.Dict(frames),
-                    "agent_pos": spaces.Box(low, high, dtype=np.float32),
-                    "environment_state": spaces.Box(-far, far, dtype=np.float32),
+            if pictures:
+                frames: dict[str, spaces.Space[Any]] = {
+                    name: spaces.Box(0, 255, shape[1:], np.uint8) for name, shape in pictures.items()
                 }
-            )
+                parts["pixels"] = spaces.Dict(frames)
+            self.space = spaces.Dict(parts)
         else:
             parts = dict(observation_space(spec, layout == "flat").spaces)
             for name, shape in pictures.items():
                 flat = (*shape[1:3], 3 * spec.frames)
                 parts[f"camera_{name}"] = spaces.Box(0, 255, flat if layout == "flat" else shape, np.uint8)
+                if layout == "nested":
+                    latest = np.iinfo(np.int64).max
+                    parts[f"camera_{name}_time_us"] = spaces.Box(0, latest, (spec.frames,), np.int64)
             self.space = spaces.Dict(parts)
 
     def empty(self, count: int) -> Any:
@@ -121,12 +120,14 @@ class Observer:
         """Put a batch [n,…] into `rows` (a slice, or indices [n]) of what `empty` made."""
         if self._layout == "low_dim":
             self._write_low_dim(observation, rows, out)
-        elif self._layout == "pixels":
+        elif self._layout == "lerobot":
             for name in self._spec.cameras:
                 out["pixels"][name][rows] = observation[f"camera_{name}"][:, 0]
-            self._clip(observation, AGENT_POS, rows, out["agent_pos"])
-            points = np.where(observation["route_mask"][..., None], observation[ENVIRONMENT_STATE], 0.0)
-            out["environment_state"][rows] = np.clip(points.reshape(len(points), -1), -FAR_M, FAR_M)
+            self._clip(observation, "ego_dynamics_rig", rows, out["agent_pos"])
+            states = [observation[name] * observation[MASKS[name]][..., None] for name in self._state_fields()]
+            state = np.concatenate([part.reshape(len(part), -1) for part in states], axis=1)
+            high = self.space["environment_state"].high  # type: ignore[index]
+            out["environment_state"][rows] = np.minimum(np.maximum(state, -high), high)
         else:
             for name in self._spec.fields:
                 self._clip(observation, name, rows, out[name])
@@ -140,6 +141,11 @@ class Observer:
                     n, frames, height, width, _ = pictures.shape
                     pictures = np.moveaxis(pictures, 1, 3).reshape(n, height, width, 3 * frames)
                 out[f"camera_{name}"][rows] = pictures
+                if self._layout == "nested":
+                    out[f"camera_{name}_time_us"][rows] = observation[f"camera_{name}_time_us"]
+
+    def _state_fields(self) -> list[str]:
+        return [name for name in ("route_rig", "actors_rig") if name in self._spec.fields]
 
     def _clip(self, observation: Observation, name: str, rows: Any, out: NDArray[Any]) -> None:
         values, (low, high) = observation[name], self._limits[name]
