@@ -19,7 +19,11 @@ if "alpagym/Embedded-v0" not in _registry:
     _embedded("Embedded-Nested-v0", layout="nested")
     _embedded("Embedded-LowDim-v0", layout="low_dim")
     _embedded("Embedded-LeRobot-v0", layout="lerobot")
-    _register("alpagym/Offline-v0", f"{_ENVS}.offline_env:OfflineEnv")
+    _register(
+        "alpagym/Offline-v0",
+        entry_point=f"{_ENVS}.offline_env:OfflineEnv",
+        vector_entry_point=f"{_ENVS}.offline_env:offline_vector_env",
+    )
     _register(
         "alpagym/AlpaSim-v0",
         entry_point=f"{_ENVS}.alpasim_env:AlpasimEnv",

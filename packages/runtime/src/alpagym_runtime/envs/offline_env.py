@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
 from alpagym_plugins import check_choice
 from alpagym_runtime.envs.actions import PLAN_SCALE
 from alpagym_runtime.envs.spaces import LIMITS, MASKS, Observer, take_row
+from alpagym_runtime.envs.vector_env import parse_mode
 from alpagym_runtime.episodes.format import EpisodeFile
 from alpagym_runtime.episodes.store import EpisodeStore, find_store
 from alpagym_runtime.errors import ConfigError, ResetNeededError
@@ -145,6 +148,19 @@ class OfflineEnv(gymnasium.Env[dict[str, NDArray[Any]], NDArray[np.float32]]):
             "log_prob": float(counted.sum(dtype=np.float64)),
             "version": int(decisions.version[t]),
         }
+
+
+def offline_vector_env(
+    num_envs: int = 1,
+    *,
+    autoreset_mode: str | AutoresetMode = "next_step",
+    copy: bool = True,
+    max_episode_steps: int | None = None,
+    **arguments: Any,
+) -> SyncVectorEnv[Any, Any]:
+    """SyncVectorEnv of `OfflineEnv`, with the arguments of `DrivingVectorEnv`; reading files is the work."""
+    make = partial(gymnasium.make, "alpagym/Offline-v0", max_episode_steps=max_episode_steps, **arguments)
+    return SyncVectorEnv([make] * num_envs, copy=copy, autoreset_mode=parse_mode(autoreset_mode))
 
 
 def _shapes(file: EpisodeFile) -> PolicySpec:
