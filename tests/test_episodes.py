@@ -287,7 +287,7 @@ def test_a_run_that_goes_on_refuses_other_data(store, tmp_path):
 
 
 def test_the_offline_environment_gives_what_was_recorded(store):
-    env = gymnasium.make("alpagym_runtime:alpagym/Offline-v0", store=str(store.path), order=True, nested=True)
+    env = gymnasium.make("alpagym_runtime:alpagym/Offline-v0", store=str(store.path), order=True, layout="nested")
     for name in store.rows()["id"].to_pylist():
         episode = store.read(name)
         observation, info = env.reset()
@@ -305,9 +305,9 @@ def test_the_offline_environment_gives_what_was_recorded(store):
     env.close()
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_the_offline_environment_passes_gymnasiums_checks(store, nested):
-    env = gymnasium.make("alpagym_runtime:alpagym/Offline-v0", store=str(store.path), nested=nested)
+@pytest.mark.parametrize("layout", ["flat", "nested"])
+def test_the_offline_environment_passes_gymnasiums_checks(store, layout):
+    env = gymnasium.make("alpagym_runtime:alpagym/Offline-v0", store=str(store.path), layout=layout)
     check_env(env.unwrapped, skip_render_check=True)
 
 
@@ -315,7 +315,7 @@ def test_the_offline_environment_shows_pictures(tmp_path):
     store = EpisodeStore(tmp_path / "s")
     store.add(example_camera_episode(4, frames=2))
     store.close()
-    env = gymnasium.make("alpagym_runtime:alpagym/Offline-v0", store=str(tmp_path / "s"))
+    env = gymnasium.make("alpagym_runtime:alpagym/Offline-v0", store=str(tmp_path / "s"), layout="nested")
     observation, _ = env.reset(seed=0)
     assert observation["camera_front"].shape == (2, 24, 32, 3)
     assert env.observation_space.contains(observation)

@@ -39,7 +39,7 @@ app.command("report")(report)
 app.command("doctor")(doctor)
 
 _COMMANDS = (
-    *("train", "evaluate", "rollout", "resume", "drive"),
+    *("train", "evaluate", "rollout", "resume", "drive", "check"),
     *("plugins", "doctor", "scenes", "episodes", "replay", "checkpoint", "report"),
 )
 
@@ -214,6 +214,27 @@ def drive(
         decode_threads=decode_threads,
         stats=stats,
     )
+
+
+@app.command()
+def check(
+    env_id: Annotated[
+        str,
+        typer.Argument(metavar="ENV_ID", help="Such as alpagym/Embedded-v0, or package:namespace/Name-v0 of a plugin."),
+    ],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="The environment's own arguments, YAML values.")
+    ] = None,
+    episodes: Annotated[int, typer.Option(help="Episodes of the search for leaks; 0 leaves it out.", min=0)] = 2000,
+    seconds: Annotated[float, typer.Option(help="CPU seconds of each measurement of speed.", min=0.01)] = 3.0,
+) -> None:
+    """Check a Gymnasium environment: checkers, same bytes again, autoreset, leaks, speed; exit code 1 if it fails."""
+    from rich.console import Console
+
+    from alpagym_host.check import Subject, parse_arguments, report
+
+    subject = Subject(env_id, parse_arguments(arguments or []), episodes, seconds)
+    raise typer.Exit(0 if report(subject, Console()) else 1)
 
 
 @app.command()

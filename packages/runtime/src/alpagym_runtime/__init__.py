@@ -6,10 +6,26 @@ Importing this package registers its Gymnasium environments; it loads neither to
 from gymnasium import register as _register
 from gymnasium.envs.registration import registry as _registry
 
-_ENTRY = "alpagym_runtime.envs.driving_env:DrivingEnv"
+_ENVS = "alpagym_runtime.envs"
+
+
+def _embedded(name: str, **arguments: str) -> None:
+    single, vector = f"{_ENVS}.driving_env:DrivingEnv", f"{_ENVS}.vector_env:DrivingVectorEnv"
+    _register(f"alpagym/{name}", single, vector_entry_point=vector, kwargs=arguments)
+
 
 if "alpagym/Embedded-v0" not in _registry:
-    _register("alpagym/Embedded-v0", _ENTRY)
-    _register("alpagym/Embedded-Nested-v0", _ENTRY, kwargs={"nested": True})
-    _register("alpagym/Offline-v0", "alpagym_runtime.envs.offline_env:OfflineEnv")
-    _register("alpagym/AlpaSim-v0", "alpagym_runtime.envs.alpasim_env:AlpasimEnv")
+    _embedded("Embedded-v0")
+    _embedded("Embedded-Nested-v0", layout="nested")
+    _embedded("Embedded-LowDim-v0", layout="low_dim")
+    _embedded("Embedded-LeRobot-v0", layout="lerobot")
+    _register(
+        "alpagym/Offline-v0",
+        entry_point=f"{_ENVS}.offline_env:OfflineEnv",
+        vector_entry_point=f"{_ENVS}.offline_env:offline_vector_env",
+    )
+    _register(
+        "alpagym/AlpaSim-v0",
+        entry_point=f"{_ENVS}.alpasim_env:AlpasimEnv",
+        vector_entry_point=f"{_ENVS}.alpasim_env:AlpasimVectorEnv",
+    )

@@ -1,8 +1,9 @@
 """`kernel`: numba's compiler with a cache that cannot be stale.
 
 Numba keys a cached function by its own file only, so a changed helper in another file would not reach its callers. Ours
-lie in a folder named by the hash of all kernel sources, in the user's cache (or NUMBA_CACHE_DIR), which also serves
-read-only installations. No fast maths: the state of the world must be the same bits in every process.
+lie in a folder named by the hash of all kernel sources and numba's version, in the user's cache (or NUMBA_CACHE_DIR),
+which also serves read-only installations. Two numbas in one folder would throw out each other's work at every turn. No
+fast maths: the state of the world must be the same bits in every process.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def cache_folder() -> Path | None:
     """Where compiled kernels are kept; None where no folder can be written (they are compiled in each process then)."""
     here = Path(__file__).parent
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(numba.__version__.encode())
     for file in sorted(here.rglob("*.py")):
         text = file.read_bytes()
         if b"alpagym_runtime.kernels import" in text:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -285,6 +286,11 @@ class TickBatch:
 
     def __len__(self) -> int:
         return len(self.slots)
+
+    @cached_property
+    def driven(self) -> NDArray[np.bool_]:
+        """[n], True where a tick of the policy has just ended: no warm-up, no initial state, no void episode."""
+        return np.asarray((self.tick > 0) & (self.ended != int(Ended.FAILED)))
 
 
 @dataclass(frozen=True)

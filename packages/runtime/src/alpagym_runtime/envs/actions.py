@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,6 +20,8 @@ ACCELERATION_SCALE_MPS2 = 6.0
 CURVATURE_SCALE_PM = 0.25
 STEERING_SCALE_RAD = 0.6
 PLAN_SCALE = np.array([100.0, 50.0, np.pi])
+CONTROL_SCALE = np.array([ACCELERATION_SCALE_MPS2, STEERING_SCALE_RAD])
+KNOT_SCALE = np.array([ACCELERATION_SCALE_MPS2, CURVATURE_SCALE_PM])[:, None]
 
 
 def check_action_type(action_type: str) -> None:
@@ -24,7 +30,7 @@ def check_action_type(action_type: str) -> None:
         raise ConfigError(f"must be one of {', '.join(ACTION_SIZES)}, got {action_type!r}", key="action_type")
 
 
-def decision_from_actions(action_type: str, actions: NDArray[np.float32], speed_mps: NDArray[np.float64]) -> Decision:
+def decision_from_actions(action_type: str, actions: NDArray[np.float32], speed_mps: NDArray[Any]) -> Decision:
     """Decisions of N rows.
 
     Args:
@@ -34,15 +40,20 @@ def decision_from_actions(action_type: str, actions: NDArray[np.float32], speed_
         speed_mps: [N], the present speed.
 
     """
-    values = np.clip(np.asarray(actions, np.float64), -1.0, 1.0)
+    values = np.minimum(np.maximum(np.asarray(actions, np.float64), -1.0), 1.0)
     count = len(values)
     if action_type == "control":
-        decision = plan_decision(np.zeros((count, PLAN_STEPS, 3)))
-        decision.control = (values * np.array([ACCELERATION_SCALE_MPS2, STEERING_SCALE_RAD])).astype(np.float32)
-        return decision
+        return replace(_no_plan(count), control=(values * CONTROL_SCALE).astype(np.float32))
     if action_type == "plan":
         return plan_decision(values.reshape(count, PLAN_STEPS, 3) * PLAN_SCALE)
-    knots = (
-        values.reshape(count, 2, len(KNOT_TIMES_S)) * np.array([ACCELERATION_SCALE_MPS2, CURVATURE_SCALE_PM])[:, None]
-    )
+    knots = values.reshape(count, 2, len(KNOT_TIMES_S)) * KNOT_SCALE
     return plan_decision(roll_out(knots, speed_mps))
+
+
+@lru_cache(maxsize=64)
+def _no_plan(count: int) -> Decision:
+    """What stands beside a control; nobody may write to it."""
+    decision = plan_decision(np.zeros((count, PLAN_STEPS, 3), np.float32))
+    for array in (decision.plan_rig, decision.log_prob, decision.log_prob_mask, decision.version):
+        array.flags.writeable = False
+    return decision

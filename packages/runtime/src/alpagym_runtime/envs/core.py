@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alpagym_runtime.errors import ConfigError, SimulatorError
+from alpagym_runtime.policies.base import plan_decision
 from alpagym_runtime.run_config import RewardSection
 from alpagym_runtime.types import (
     Decision,
@@ -31,6 +32,9 @@ from alpagym_runtime.types import (
 )
 
 FULL_SCORE_PROGRESS = 0.8
+
+# As plain integers: reading a member of an enum costs as much as a small array operation.
+RUNNING, SCORED = int(Ended.RUNNING), int(Ended.SCORED)
 
 
 def driving_score(measures: Mapping[str, MeasureSeries]) -> float:
@@ -120,19 +124,14 @@ class DrivingCore:
         """The next rows with their rewards; rows that a term stops come back once, as SCORED."""
         batch = self.simulator.receive(min_ready, timeout_s)
         terms = self._pay(batch)
-        running = batch.ended == Ended.RUNNING
-        stop = np.zeros(len(batch), bool)
-        for scaled in self.terms.values():
-            asked = scaled.term.stop(batch) if running.any() else None
-            if asked is not None:
-                stop |= asked & running & (batch.tick > 0)
-        if stop.any():
+        asked = [asked for scaled in self.terms.values() if (asked := scaled.term.stop(batch)) is not None]
+        stop = np.any(asked, axis=0) & (batch.ended == RUNNING) & (batch.tick > 0) if asked else None
+        if stop is not None and stop.any():
             rows = np.flatnonzero(stop)
             for row in rows:
                 self._stopped[int(batch.slots[row])] = {name: float(values[row]) for name, values in terms.items()}
-            self.simulator.send(
-                batch.slots[rows], _blank_decision(len(rows), self._plan.shape[1]), np.ones(len(rows), bool)
-            )
+            nothing = plan_decision(np.zeros((len(rows), *self._plan.shape[1:])))
+            self.simulator.send(batch.slots[rows], nothing, np.ones(len(rows), bool))
             kept = np.flatnonzero(~stop)
             if not len(kept):
                 later = self.receive(min_ready, timeout_s)
@@ -140,7 +139,9 @@ class DrivingCore:
                 return later
             batch, terms = take_rows(batch, kept), {name: values[kept] for name, values in terms.items()}
         episodes, late = self._finish(batch, terms)
-        rewards = np.sum(list(terms.values()), axis=0) if terms else np.zeros(len(batch))
+        rewards = np.zeros(len(batch))
+        for paid in terms.values():
+            rewards += paid
         return CoreBatch(batch, self._complete(batch), terms, rewards, episodes, late)
 
     def send(self, slots: NDArray[np.int64], decisions: Decision) -> None:
@@ -167,19 +168,19 @@ class DrivingCore:
 
     def _pay(self, batch: TickBatch) -> dict[str, NDArray[np.float64]]:
         """What each term earns for the tick that just ended; 0 at the handover, in warm-up and for failed slots."""
-        driven = (batch.tick > 0) & (batch.ended != Ended.FAILED)
-        plan = self._plan[batch.slots]
-        decisions = _blank_decision(len(batch), plan.shape[1])
-        decisions.plan_rig = plan
+        driven = batch.driven
+        some, every = bool(driven.any()), bool(driven.all())
+        decisions = plan_decision(self._plan[batch.slots]) if some else None
         terms = {}
         for name, scaled in self.terms.items():
-            if name in self._late or not driven.any():
+            if name in self._late or not some:
                 terms[name] = np.zeros(len(batch))
                 continue
-            terms[name] = np.where(driven, scaled.scale * scaled.term.tick(batch, decisions), 0.0)
+            paid = scaled.scale * scaled.term.tick(batch, decisions)
+            terms[name] = paid if every else np.where(driven, paid, 0.0)
         if self._stopped:
             for row, slot in enumerate(batch.slots.tolist()):
-                if batch.ended[row] == Ended.SCORED and slot in self._stopped:
+                if batch.ended[row] == SCORED and slot in self._stopped:
                     for name, value in self._stopped.pop(slot).items():
                         terms[name][row] = value
         return terms
@@ -189,7 +190,9 @@ class DrivingCore:
     ) -> tuple[dict[int, Episode], dict[int, dict[str, NDArray[np.float64]]]]:
         episodes: dict[int, Episode] = {}
         late: dict[int, dict[str, NDArray[np.float64]]] = {}
-        for row in np.flatnonzero(batch.ended != Ended.RUNNING).tolist():
+        if not batch.ended.any():
+            return episodes, late
+        for row in np.flatnonzero(batch.ended).tolist():
             request, measures = batch.requests[row], batch.episode_measures.get(row, {})
             episode = Episode(request, Ended(int(batch.ended[row])), batch.failure[row], measures, float("nan"), False)
             episodes[row] = episode
@@ -222,15 +225,6 @@ class DrivingCore:
                     code="MISSING_MEASURE",
                     permanent=True,
                 )
-
-
-def _blank_decision(count: int, steps: int) -> Decision:
-    return Decision(
-        np.zeros((count, steps, 3), np.float32),
-        np.zeros((count, 1), np.float32),
-        np.zeros((count, 1), bool),
-        np.zeros(count, np.int64),
-    )
 
 
 def take_rows(batch: TickBatch, rows: NDArray[np.int64]) -> TickBatch:

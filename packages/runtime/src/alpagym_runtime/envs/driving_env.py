@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
-from alpagym_runtime.envs.actions import ACTION_SIZES, check_action_type, decision_from_actions
-from alpagym_runtime.envs.core import CoreBatch, DrivingCore, build_terms
-from alpagym_runtime.envs.presets import reward_section
-from alpagym_runtime.envs.spaces import explain, fit, observation_space
+from alpagym_runtime.envs.actions import decision_from_actions
+from alpagym_runtime.envs.core import CoreBatch, DrivingCore
+from alpagym_runtime.envs.setup import TASK, DrivingSetup, base_seed, draw_requests, embedded_setup
+from alpagym_runtime.envs.spaces import explain, take_row
 from alpagym_runtime.errors import ConfigError, ResetNeededError, SimulatorError
-from alpagym_runtime.run_config import DatasetSection
-from alpagym_runtime.simulators.embedded.config import EmbeddedConfig
-from alpagym_runtime.types import Ended, EpisodeRequest, PolicySpec
+from alpagym_runtime.types import Ended
 
 SLOT = np.zeros(1, np.int64)
+ALL = slice(None)
 
 
-class DrivingEnv(gymnasium.Env[dict[str, NDArray[Any]], NDArray[np.float32]]):
-    """Drive a car along a route, past recorded traffic, in the embedded world.
+class DrivingEnv(gymnasium.Env[Any, NDArray[np.float32]]):
+    """Drive a car along a route, past other traffic, in the embedded world.
 
     ## Action space
     `Box(-1, 1, (D,), float32)`. `action_type`: `unicycle` (D = 16: acceleration × 6 m/s² and curvature × 0.25 1/m at
@@ -31,8 +30,11 @@ class DrivingEnv(gymnasium.Env[dict[str, NDArray[Any]], NDArray[np.float32]]):
     one tick).
 
     ## Observation space
-    `Dict`, rig frame (x forward, y left): `ego_history_rig` [16,7] with `ego_history_mask`, `ego_dynamics_rig` [7],
-    `route_rig` [20,2] with `route_mask`, `actors_rig` [8,9] with `actors_mask`; flat vectors unless `nested`.
+    Rig frame (x forward, y left); `layout` says how. `flat` and `nested`: `Dict` of `ego_history_rig` [16,7] with
+    `ego_history_mask`, `ego_dynamics_rig` [7], `route_rig` [20,2] with `route_mask`, `actors_rig` [8,9] with
+    `actors_mask`; flat are 1-D vectors, nested have `time_us` [1] too. `low_dim`: one `Box(-1, 1)` of speed, route and
+    nearest actors, scaled. `lerobot`: `agent_pos` (dynamics), `environment_state` (route, actors; 0 where masked) and
+    with cameras `pixels` (a picture each), as LeRobot names them.
 
     ## Rewards
     The sum of the terms of `reward`: a preset's name or a mapping of terms, as in the run config.
@@ -46,7 +48,9 @@ class DrivingEnv(gymnasium.Env[dict[str, NDArray[Any]], NDArray[np.float32]]):
     was already true at the start; it is not scored) and the terms' sums.
 
     ## Arguments
-    All are plain JSON values. `suite`: train | val | test. `cameras` must be empty: this world has none yet.
+    All are plain JSON values. `dataset`: procedural | road | commonroad | files, with `dataset_path`. `suite`: train |
+    val | test, for roads also hard | bench. `scenes`: how many of it. `cameras` must be empty: this world has none yet.
+    `debug` checks every observation. The others are named above.
 
     Raises:
         ResetNeededError: `step` before `reset` or after the end.
@@ -54,101 +58,84 @@ class DrivingEnv(gymnasium.Env[dict[str, NDArray[Any]], NDArray[np.float32]]):
 
     """
 
-    _timeout_s = 60.0
     metadata = {"render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012 (Gymnasium's own convention)
+    make_setup: ClassVar[Callable[..., DrivingSetup]] = staticmethod(embedded_setup)
 
-    def __init__(
-        self,
-        *,
-        suite: str = "train",
-        scene_id: str | None = None,
-        scenes: int = 448,
-        dataset: str = "procedural",
-        dataset_path: str | None = None,
-        action_type: str = "unicycle",
-        reward: str | dict[str, Any] = "driving",
-        horizon: int = 35,
-        control_period_us: int = 200_000,
-        cameras: list[str] | None = None,
-        nested: bool = False,
-        debug: bool = False,
-        render_mode: str | None = None,
-    ) -> None:
-        check_action_type(action_type)
-        if cameras:
-            raise ConfigError(f"the embedded world renders no cameras yet, got {cameras}", key="cameras")
+    task = TASK
+    task_description = TASK
+
+    def __init__(self, *, debug: bool = False, render_mode: str | None = None, **arguments: Any) -> None:
+        self._setup = self.make_setup(**arguments)
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
             raise ConfigError(f"must be one of {self.metadata['render_modes']}, got {render_mode!r}", key="render_mode")
-        if horizon < 1:
-            raise ConfigError(f"must be at least 1, got {horizon}", key="horizon")
         self.render_mode = render_mode
-        self.action_type = action_type
-        self.metadata = {**self.metadata, "render_fps": round(1e6 / control_period_us)}
-        self._horizon, self._flat, self._debug = horizon, not nested, debug
-        self._policy = PolicySpec(fields=("ego_history_rig", "ego_dynamics_rig", "route_rig", "actors_rig"))
-        self._dataset = DatasetSection(
-            source=dataset,
-            path=dataset_path,
-            scene_ids=None if scene_id is None else [scene_id],
-            split=suite,
-            train_scenes=scenes,
-            val_scenes=scenes,
-            test_scenes=scenes,
-        )
-        self._simulator_config = EmbeddedConfig(control_period_us=control_period_us)
-        self._reward = reward_section(reward)
-        self._space = observation_space(self._policy, self._flat)
-        self.observation_space = self._space  # type: ignore[assignment]  # Gymnasium's Dict is typed by Any
-        self.action_space = spaces.Box(-1.0, 1.0, (ACTION_SIZES[action_type],), np.float32)
+        self.action_type = self._setup.action_type
+        self.metadata = {**self.metadata, "render_fps": self._setup.render_fps}
+        self._debug = debug
+        self._observer = self._setup.observer()
+        self.observation_space = self._observer.space
+        self.action_space = self._setup.action_space  # type: ignore[assignment]  # Box is typed by any number
         # Made at the first reset: vector environments build one in the parent that is never used.
         self._core: DrivingCore | None = None
         self._batch: CoreBatch | None = None
         self._sums: dict[str, float] = {}
+        self._generator: np.random.Generator | None = None
+        self._base, self._episode = 0, 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    @property
+    def _max_episode_steps(self) -> int:
+        """LeRobot asks for it by this name."""
+        return self._setup.horizon
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode; all of its randomness comes from the seed, or goes on from the last one."""
         super().reset(seed=seed)
         if self._core is None:
-            simulator = self._simulator_config.build(self._policy, self._dataset, 1, ())
-            self._core = DrivingCore(simulator, build_terms(self._reward, simulator), self._policy)
-        scenes = self._core.spec.scenes
-        drawn = self.np_random.integers(0, [len(scenes), 2**63, 2**63])
-        scene_id = str((options or {}).get("scene_id", scenes[int(drawn[0])]))
-        request = EpisodeRequest(scene_id, -1, self._horizon, int(drawn[1]), int(drawn[2]))
+            self._core = self._setup.core(1)
+        if self._generator is not self.np_random:
+            self._generator, self._episode = self.np_random, 0
+            self._base = base_seed(self.np_random)
+        chosen = (options or {}).get("scene_id")
+        [request] = draw_requests(
+            np.array([self._base], np.uint64),
+            np.array([self._episode]),
+            self._core.spec.scenes,
+            [None if chosen is None else str(chosen)],
+            self._setup.horizon,
+        )
+        self._episode += 1
         self._core.start(SLOT, [request])
         self._sums = dict.fromkeys(self._core.terms, 0.0)
-        return self._observe(self._receive()), {"scene_id": scene_id}
+        return self._observe(self._receive()), {"scene_id": request.scene_id}
 
-    def step(self, action: NDArray[np.float32]) -> tuple[dict[str, NDArray[Any]], float, bool, bool, dict[str, Any]]:
+    def step(self, action: NDArray[np.float32]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Drive one tick."""
         if self._core is None or self._batch is None:
             raise ResetNeededError("call reset() before step(): the episode has not begun or is over")
-        speed = self._batch.observation["ego_dynamics_rig"][:, 0].astype(np.float64)
         values = np.asarray(action, np.float32).reshape(1, -1)
-        if values.shape[1] != ACTION_SIZES[self.action_type] or not np.isfinite(values).all():
-            raise ValueError(
-                f"action must be {ACTION_SIZES[self.action_type]} finite numbers, got {np.shape(action)}: {action}"
-            )
+        size = self.action_space.shape[0]  # type: ignore[index]
+        if values.shape[1] != size or not np.isfinite(values).all():
+            raise ValueError(f"action must be {size} finite numbers, got {np.shape(action)}: {action}")
+        speed = self._batch.observation["ego_dynamics_rig"][:, 0]
         self._core.send(SLOT, decision_from_actions(self.action_type, values, speed))
         batch = self._receive()
         observation = self._observe(batch)
-        ended = Ended(int(batch.tick.ended[0]))
         terms = {name: float(paid[0]) for name, paid in batch.terms.items()}
         for name, paid in terms.items():
             self._sums[name] += paid
         info: dict[str, Any] = {"terms": terms}
         if self._core.reward_is_late:
             info["reward_is_late"] = True
-        if ended != Ended.RUNNING:
-            episode = batch.episodes[0]
-            score = episode.driving_score
-            info |= {"ended": ended.name.lower(), "driving_score": score, "is_success": bool(score >= 1.0)}
-            info["initial_fault"] = episode.initial_fault
-            info["episode_terms"] = dict(self._sums)
-            self._batch = None
-        return observation, float(batch.rewards[0]), ended.terminated, ended.truncated, info
+        reward, code = float(batch.rewards[0]), int(batch.tick.ended[0])
+        if not code:
+            return observation, reward, False, False, info
+        ended, episode = Ended(code), batch.episodes[0]
+        score = episode.driving_score
+        info |= {"ended": ended.name.lower(), "driving_score": score, "is_success": bool(score >= 1.0)}
+        info["initial_fault"] = episode.initial_fault
+        info["episode_terms"] = dict(self._sums)
+        self._batch = None
+        return observation, reward, ended.terminated, ended.truncated, info
 
     def render(self) -> NDArray[np.uint8] | None:
         """Bird's-eye picture [400,400,3] uint8 RGB of the present moment, driving direction up."""
@@ -169,20 +156,22 @@ class DrivingEnv(gymnasium.Env[dict[str, NDArray[Any]], NDArray[np.float32]]):
 
     def _receive(self) -> CoreBatch:
         assert self._core is not None
-        batch = self._core.receive(1, self._timeout_s)
+        batch = self._core.receive(1, self._setup.timeout_s)
         if not len(batch.tick):
             self._batch = None
-            raise SimulatorError(f"the simulator stayed silent for {self._timeout_s} s", code="TIMEOUT")
+            raise SimulatorError(f"the simulator stayed silent for {self._setup.timeout_s} s", code="TIMEOUT")
         return batch
 
-    def _observe(self, batch: CoreBatch) -> dict[str, NDArray[Any]]:
+    def _observe(self, batch: CoreBatch) -> Any:
         failure = batch.tick.failure[0]
         if failure is not None:
             self._batch = None
             raise SimulatorError(failure.text, code=failure.code, permanent=failure.kind == "permanent")
         self._batch = batch
-        observation = fit(batch.observation, self._policy, self._flat, 0)
+        out = self._observer.empty(1)
+        self._observer.write(batch.observation, ALL, out)
+        observation = take_row(out, 0)
         if self._debug:
-            problem = explain(self._space, observation)
+            problem = explain(self.observation_space, observation)
             assert problem is None, problem
         return observation

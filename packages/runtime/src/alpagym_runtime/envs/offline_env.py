@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
+from alpagym_plugins import check_choice
 from alpagym_runtime.envs.actions import PLAN_SCALE
-from alpagym_runtime.envs.spaces import LIMITS, MASKS, fit, observation_space
+from alpagym_runtime.envs.spaces import LIMITS, MASKS, Observer, take_row
+from alpagym_runtime.envs.vector_env import parse_mode
 from alpagym_runtime.episodes.format import EpisodeFile
 from alpagym_runtime.episodes.store import EpisodeStore, find_store
 from alpagym_runtime.errors import ConfigError, ResetNeededError
@@ -26,8 +30,8 @@ class OfflineEnv(gymnasium.Env[dict[str, NDArray[Any]], NDArray[np.float32]]):
     recorded one was driven, and `info["action"]` says which.
 
     ## Observation space
-    `Dict`, as `alpagym/Embedded-v0` (flat) or `alpagym/Embedded-Nested-v0`; `camera_<name>` [K,h,w,3] uint8 where the
-    store holds pictures.
+    `Dict`, as `alpagym/Embedded-v0` (`layout="flat"`) or `alpagym/Embedded-Nested-v0` (`nested`), with
+    `camera_<name>` uint8, flat [h,w,3K], nested [K,h,w,3], where the store holds pictures.
 
     ## Rewards
     The recorded ones; `info["terms"]` has their parts.
@@ -61,7 +65,7 @@ class OfflineEnv(gymnasium.Env[dict[str, NDArray[Any]], NDArray[np.float32]]):
         store: str,
         where: list[str] | None = None,
         order: bool = False,
-        nested: bool = False,
+        layout: str = "flat",
         render_mode: str | None = None,
     ) -> None:
         if render_mode is not None:
@@ -70,16 +74,13 @@ class OfflineEnv(gymnasium.Env[dict[str, NDArray[Any]], NDArray[np.float32]]):
         self._ids: list[str] = self._store.rows(["ended!=failed", "ticks>0", *(where or ())])["id"].to_pylist()
         if not self._ids:
             raise ConfigError(f"no episode of {self._store.path} is left by where={where}", key="where")
-        self._order, self._flat, self.render_mode = order, not nested, render_mode
+        check_choice("layout", layout, ("flat", "nested"))
+        self._order, self.render_mode = order, render_mode
         self._next = 0
-        first = self._store.open(self._ids[0])
-        self._spec, self._cameras, self._plan = _shapes(first)
-        space = observation_space(self._spec, self._flat)
-        for name, shape in self._cameras.items():
-            space.spaces[name] = spaces.Box(0, 255, shape, np.uint8)
-        self._space = spaces.Dict(space.spaces)
-        self.observation_space = self._space  # type: ignore[assignment]  # Gymnasium's Dict is typed by Any
-        self.action_space = spaces.Box(-1.0, 1.0, (3 * self._plan,), np.float32)
+        self._spec = _shapes(self._store.open(self._ids[0]))
+        self._observer = Observer(self._spec, layout)
+        self.observation_space = self._observer.space
+        self.action_space = spaces.Box(-1.0, 1.0, (3 * self._spec.plan_steps,), np.float32)
         self._episode: Episode | None = None
         self._id = ""
         self._tick = 0
@@ -97,15 +98,15 @@ class OfflineEnv(gymnasium.Env[dict[str, NDArray[Any]], NDArray[np.float32]]):
         else:
             self._id = self._ids[int(self.np_random.integers(len(self._ids)))]
         file = self._store.open(self._id)
-        if _shapes(file) != (self._spec, self._cameras, self._plan):
+        if _shapes(file) != self._spec:
             raise ConfigError(
                 f"{file.path} has observations of other shapes than the first episode; choose episodes of one kind "
                 f"with where=['config_hash=…']"
             )
-        self._episode, self._tick = file.episode(frames=bool(self._cameras)), 0
+        self._episode, self._tick = file.episode(frames=bool(self._spec.cameras)), 0
         return self._observe(), self._decision()
 
-    def step(self, action: NDArray[np.float32]) -> tuple[dict[str, NDArray[Any]], float, bool, bool, dict[str, Any]]:
+    def step(self, action: NDArray[np.float32]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Go on by one recorded decision, whatever `action` is."""
         episode = self._episode
         if episode is None:
@@ -129,8 +130,10 @@ class OfflineEnv(gymnasium.Env[dict[str, NDArray[Any]], NDArray[np.float32]]):
 
     def _observe(self) -> dict[str, NDArray[Any]]:
         assert self._episode is not None
-        observation = fit(self._episode.observation, self._spec, self._flat, self._tick)
-        return observation | {name: self._episode.observation[name][self._tick].copy() for name in self._cameras}
+        out = self._observer.empty(1)
+        now = {name: array[self._tick : self._tick + 1] for name, array in self._episode.observation.items()}
+        self._observer.write(now, slice(None), out)
+        return take_row(out, 0)
 
     def _decision(self) -> dict[str, Any]:
         assert self._episode is not None
@@ -147,7 +150,20 @@ class OfflineEnv(gymnasium.Env[dict[str, NDArray[Any]], NDArray[np.float32]]):
         }
 
 
-def _shapes(file: EpisodeFile) -> tuple[PolicySpec, dict[str, tuple[int, ...]], int]:
+def offline_vector_env(
+    num_envs: int = 1,
+    *,
+    autoreset_mode: str | AutoresetMode = "next_step",
+    copy: bool = True,
+    max_episode_steps: int | None = None,
+    **arguments: Any,
+) -> SyncVectorEnv[Any, Any]:
+    """SyncVectorEnv of `OfflineEnv`, with the arguments of `DrivingVectorEnv`; reading files is the work."""
+    make = partial(gymnasium.make, "alpagym/Offline-v0", max_episode_steps=max_episode_steps, **arguments)
+    return SyncVectorEnv([make] * num_envs, copy=copy, autoreset_mode=parse_mode(autoreset_mode))
+
+
+def _shapes(file: EpisodeFile) -> PolicySpec:
     """What a file's observations are shaped like: fields, cameras, steps of a plan."""
     shapes = {
         name.removeprefix("observation."): tuple(about["shape"])
@@ -155,15 +171,16 @@ def _shapes(file: EpisodeFile) -> tuple[PolicySpec, dict[str, tuple[int, ...]], 
         if name.startswith("observation.") and about["kind"] == "array"
     }
     names = [name for name in LIMITS if name in shapes and (name not in MASKS or MASKS[name] in shapes)]
-    spec = PolicySpec(
+    cameras = file.meta["cameras"]
+    frames = {file.columns[f"frame.{name}"]["shape"][0] for name in cameras}
+    if len(frames) > 1:
+        raise ConfigError(f"{file.path} has {sorted(frames)} pictures a camera; they must be equally many")
+    return PolicySpec(
         fields=tuple(names),
+        cameras={name: (about["height"], about["width"]) for name, about in cameras.items()},
+        frames=frames.pop() if frames else 1,
         history_steps=shapes.get("ego_history_rig", (16,))[0],
         route_points=shapes.get("route_rig", (20,))[0],
         actors=shapes.get("actors_rig", (8,))[0],
         plan_steps=file.columns["decision.plan_rig"]["shape"][0],
     )
-    cameras: dict[str, tuple[int, ...]] = {
-        f"camera_{name}": (file.columns[f"frame.{name}"]["shape"][0], about["height"], about["width"], 3)
-        for name, about in file.meta["cameras"].items()
-    }
-    return spec, cameras, spec.plan_steps

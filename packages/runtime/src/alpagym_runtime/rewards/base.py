@@ -60,16 +60,11 @@ def require(simulator_spec: SimulatorSpec, term: str, *measures: str, key: str =
     return frozenset(measures)
 
 
-def driven(batch: TickBatch) -> NDArray[np.bool_]:
-    """[n], True where a tick of the policy has just ended: neither warm-up nor the initial state nor a void episode."""
-    return np.asarray(batch.tick > 0) & np.array([failure is None for failure in batch.failure], bool)
-
-
 def sample(batch: TickBatch, measures: Measures, name: str) -> tuple[Float, NDArray[np.bool_]]:
     """A measure's values [n], 0 where undefined, and validity [n]; one that is absent is undefined everywhere."""
     if name not in measures.values:
         return np.zeros(len(batch)), np.zeros(len(batch), bool)
-    valid = measures.valid[name] & driven(batch)
+    valid = measures.valid[name] & batch.driven
     return np.where(valid, measures.values[name], 0.0), valid
 
 

@@ -31,5 +31,5 @@ class Measure(Term):
         if config.dead_band > 0.0:
             value = np.maximum(value - config.dead_band, 0.0)
         if config.span > 0.0:
-            value = np.clip(value / config.span, 0.0, 1.0)
+            value = np.minimum(np.maximum(value / config.span, 0.0), 1.0)
         return value
