@@ -48,7 +48,7 @@ LAYERS = [
         "secrets",
         "video",
     },
-    {"geometry", "geometry_kernels", "cameras", "episodes"},
+    {"geometry", "geometry_kernels", "cameras", "pictures", "episodes"},
     {"simulators", "rewards", "policies", "transport"},
     {"envs"},
     {"rollouts"},

@@ -558,6 +558,53 @@ def test_a_missing_camera_is_said_at_the_start():
     assert "'front'" in text
 
 
+def declared(name, **spec):
+    request = ego.DriveSessionRequest(session_uuid=uuid.uuid4().hex)
+    camera = request.rollout_spec.vehicle.available_cameras.add(logical_id=name)
+    camera.rig_to_camera.vec.x, camera.rig_to_camera.vec.z = 1.5, 1.2
+    pose = camera.rig_to_camera.quat
+    pose.w, pose.x, pose.y, pose.z = 0.5, -0.5, 0.5, -0.5
+    model = camera.intrinsics.opencv_pinhole_param
+    model.principal_point_x, model.principal_point_y = 960.0, 540.0
+    model.focal_length_x = model.focal_length_y = 1000.0
+    camera.intrinsics.resolution_w, camera.intrinsics.resolution_h = 1920, 1080
+    return request, camera.intrinsics
+
+
+READS_CALIBRATION = PolicySpec(fields=("ego_dynamics_rig", "camera_rays"), cameras={"front": (270, 480)})
+
+
+def test_a_policy_reads_the_calibration_that_was_declared():
+    policy = Watcher(READS_CALIBRATION)
+    with serving(policy) as driver:
+        client = Client(driver)
+        request, _ = declared("front")
+        client.id = request.session_uuid
+        client.stub.start_session(request, timeout=20)
+        client.image("front", NOW, picture("clip", "front", NOW, 270, 480, "png"))
+        client.pose(NOW)
+        client.drive(NOW)
+        client.close()
+    (seen,) = policy.seen
+    np.testing.assert_allclose(seen["camera_front_position_rig"], [1.5, 0.0, 1.2])
+    assert seen["camera_front_rays_mask"].all()
+    # The leftmost cell of the middle row: (60, 540) px of 1920 x 1080, 0.9 to the left of the axis.
+    left = np.array([1.0, 0.9, 0.0]) / np.hypot(1.0, 0.9)
+    np.testing.assert_allclose(seen["camera_front_rays_rig"][4, 0], left, atol=1e-6)
+
+
+def test_a_windshield_is_refused_if_the_policy_reads_rays():
+    request, intrinsics = declared("front")
+    intrinsics.bivariate_windshield_model_param.horizontal_poly.append(1.0)
+    with serving(Watcher(READS_CALIBRATION)) as driver:
+        code, text = refusal(Client(driver).stub.start_session, request)
+    assert code == CODE.FAILED_PRECONDITION
+    assert "'front' looks through a windshield" in text
+    # Who reads pictures only does not care.
+    with serving(Watcher(PolicySpec(cameras={"front": (270, 480)}))) as driver:
+        Client(driver).stub.start_session(request, timeout=20)
+
+
 def test_large_messages_pass_and_larger_ones_are_refused_alone():
     policy = Watcher(PolicySpec(cameras={"front": (16, 16)}))
     with serving(policy, max_message_mib=8) as driver:
@@ -692,8 +739,11 @@ def test_a_plan_that_is_not_finite_reaches_nobody(wrong):
 
 def test_a_taken_port_is_noticed(straight):
     port = straight.server.port
+    second = PolicyDriver(Watcher(), ServerConfig(port=port))
+    began = time.monotonic()
     with pytest.raises(OSError, match=str(port)):
-        PolicyDriver(Watcher(), ServerConfig(port=port)).start()
+        second.start()
+    assert time.monotonic() - began < 2.0
     with socket.socket() as plain:
         plain.bind(("127.0.0.1", 0))
         plain.listen()
@@ -712,15 +762,18 @@ def test_a_port_can_be_bound_again_after_the_stop():
 
 
 def test_servers_on_free_ports_do_not_mix():
-    drivers = [PolicyDriver(Watcher(), ServerConfig(), sessions=k + 1) for k in range(20)]
+    drivers = [PolicyDriver(Watcher(), ServerConfig(), sessions=1) for _ in range(20)]
     with ThreadPoolExecutor(20) as pool:
         list(pool.map(PolicyDriver.start, drivers))
     try:
         assert len({driver.server.port for driver in drivers}) == 20
         for k, driver in enumerate(drivers):
-            for _ in range(5):
-                Client(driver).start().close()
-            assert driver.stats()["sessions"]["opened"] == 5, k
+            # Only server k knows session tag-k: any other one would answer NOT_FOUND.
+            client = Client(driver, session=f"tag-{k}").start()
+            for tick in range(100):
+                client.route(NOW + tick, [(0.0, 0.0)])
+            client.close()
+            assert driver.stats()["sessions"]["opened"] == 1
     finally:
         for driver in drivers:
             driver.close()
@@ -758,9 +811,10 @@ def test_other_addresses_than_loopback_warn(caplog):
 
 def test_sixteen_sessions_share_a_slow_policy_without_cross_talk():
     # 16 sessions x 10 ticks at 0.5 s a forward of at most 8: 20 forwards of 8 would be 10 s.
-    policy = Watcher(PolicySpec(cameras={"front": (16, 16)}), delay_s=0.2)
-    with serving(policy, sessions=16, max_batch=8) as driver:
+    policy = Watcher(PolicySpec(cameras={"front": (16, 16)}), delay_s=0.5)
+    with serving(policy, sessions=17, max_batch=8) as driver:
         clients = [Client(driver, ("front",)).start() for _ in range(16)]
+        idle = Client(driver, ("front",)).start()
 
         def drive(i):
             for k in range(10):
@@ -780,6 +834,9 @@ def test_sixteen_sessions_share_a_slow_policy_without_cross_talk():
             Client(driver).stub.get_version(common.Empty(), timeout=5)
             assert time.monotonic() - asked < 1.0
             code, _ = refusal(Client(driver, ("front",)).start)
+            asked = time.monotonic()
+            idle.close()
+            assert time.monotonic() - asked < 1.0
             assert code == CODE.RESOURCE_EXHAUSTED
             assert [call.result() for call in running] == [10] * 16
         assert time.monotonic() - began < 15.0
@@ -787,10 +844,34 @@ def test_sixteen_sessions_share_a_slow_policy_without_cross_talk():
             client.close()
         histogram = driver.stats()["batch_histogram"]
     assert max(map(int, histogram)) <= 8
+    assert np.mean(policy.batches) > 6.0
     seen = [int(row["camera_front"][0, 0, 0, 0]) for row in policy.seen]
     assert sorted(seen) == sorted(list(range(16)) * 10)
     for row in policy.seen:
         assert (row["camera_front"] == row["camera_front"][0, 0, 0, 0]).all()
+
+
+def test_a_slow_model_is_never_idle_while_half_of_the_sessions_wait():
+    # 8 sessions, 0.1 s a forward. In two halves of 4 the model is busy all the time; all 8 x 12 ticks are 24 forwards.
+    policy = Watcher(delay_s=0.1)
+    with serving(policy, sessions=8) as driver:
+        clients = [Client(driver).start() for _ in range(8)]
+        for _ in range(2):  # until it is known that forwards are slow
+            clients[0].ticks(16, begin=16 * _)
+        policy.batches.clear()
+        before = driver.stats()
+
+        def drive(i):
+            clients[i].ticks(12, begin=40)
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(drive, range(8)))
+        after = driver.stats()
+        for client in clients:
+            client.close()
+    busy_s = after["model_busy_share"] * after["wall_s"] - before["model_busy_share"] * before["wall_s"]
+    assert busy_s > 0.8 * (after["wall_s"] - before["wall_s"])
+    assert np.mean(policy.batches) > 3.0
 
 
 def test_answers_do_not_depend_on_the_batch():

@@ -11,6 +11,7 @@ import pytest
 
 from alpagym_runtime.envs.core import DrivingCore, build_terms
 from alpagym_runtime.envs.presets import reward_section
+from alpagym_runtime.episodes.format import read, write
 from alpagym_runtime.errors import ConfigError, SimulatorError
 from alpagym_runtime.policies.base import plan_decision
 from alpagym_runtime.policies.config import ConstantSpeedConfig, FakeVlaConfig, LogReplayConfig
@@ -165,6 +166,26 @@ def test_frames_arrive_once_as_they_came():
     for frame in frames:
         assert frame.format == "jpeg"
         assert frame.data == picture("clip-a", "front", frame.time_us, 24, 32, "jpeg")
+
+
+@pytest.mark.parametrize("image_format", ["jpeg", "png"])
+def test_what_was_seen_is_read_back_from_what_arrived(tmp_path, image_format):
+    policy = FakeVlaConfig(cameras=["front"], height=16, width=24, frames=2).build()
+    with (
+        FakeAlpaSim(cameras={"front": (48, 64)}, image_format=image_format) as fake,
+        closing(config(fake).build(policy.spec, DatasetSection(), 1, ())) as simulator,
+    ):
+        collector = Collector(DrivingCore(simulator, {}, policy.spec), policy, keep_frames=True)
+        (episode,) = collector.collect(requests("clip-a", horizon=4), Sampling("mean"))
+    # 48 x 64 by 3/8 is 18 x 24, the least that covers 16 x 24.
+    how = "JPEG 48x64 by 3/8 to 16x24" if image_format == "jpeg" else "PNG 48x64 to 16x24"
+    assert episode.receipt.pictures["front"].startswith("simplejpeg ")
+    assert episode.receipt.pictures["front"].endswith(how)
+    file = tmp_path / "episode.arrow"
+    write(episode, file, frames="arrived")
+    back = read(file)
+    np.testing.assert_array_equal(back.observation["camera_front"], episode.observation["camera_front"])
+    assert back.receipt == episode.receipt
 
 
 def test_labels_are_the_recording_from_here_on():

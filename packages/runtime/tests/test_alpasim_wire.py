@@ -15,10 +15,12 @@ from carla_driver_interface._proto import common_pb2 as their_common
 from carla_driver_interface._proto import egodriver_pb2 as their_egodriver
 from carla_driver_interface._proto import egodriver_pb2_grpc as their_service
 from carla_driver_interface._proto import sensorsim_pb2 as their_sensorsim
+from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alpagym_runtime.simulators.alpasim import services
+from alpagym_runtime.simulators.alpasim.image_message import read_image
 from alpagym_runtime.simulators.alpasim.replies import TERMINATE, drive_replies, plan_in_local
 from alpagym_runtime.simulators.alpasim.wire import common_pb2, egodriver_pb2, runtime_pb2, sensorsim_pb2
 
@@ -233,3 +235,51 @@ def test_the_messages_work_at_both_ends_of_the_protobuf_range(version):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(version if version[0].isdigit() else "7."), done.stdout
+
+
+# ---------------------------------------------------------------- pictures, read in place
+
+
+def image_fields(message):
+    """What `read_image` and the generated class make of bytes; "error" where they refuse."""
+    read = []
+    for reader in (read_image, their_egodriver.RolloutCameraImage.FromString):
+        try:
+            found = reader(message)
+        except DecodeError:
+            read.append("error")
+            continue
+        if isinstance(found, their_egodriver.RolloutCameraImage):
+            image = found.camera_image
+            read.append((found.session_uuid, image.logical_id, image.frame_end_us, image.image_bytes))
+        else:
+            read.append((found.session_id, found.camera, found.frame_end_us, bytes(found.data)))
+    return read
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    session=st.text(max_size=70),
+    camera=st.text(max_size=40),
+    times=st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)),
+    data=st.binary(max_size=300),
+    cut=st.integers(0, 20),
+    more=st.binary(max_size=12),
+)
+def test_pictures_are_read_in_place_as_the_generated_class_reads_them(session, camera, times, data, cut, more):
+    image = their_egodriver.RolloutCameraImage.CameraImage(
+        frame_start_us=times[0], frame_end_us=times[1], image_bytes=data, logical_id=camera
+    )
+    whole = their_egodriver.RolloutCameraImage(session_uuid=session, camera_image=image).SerializeToString()
+    assert image_fields(whole)[0] == (session, camera, times[1], data)
+    ours, theirs = image_fields(whole[: len(whole) - cut] + more)
+    assert ours == theirs
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    data=st.lists(st.sampled_from([b"\x0a", b"\x1a", b"\x22", b"\x2a", b"\x19", b"\x00", b"\x02", b"\xff", b"a" * 8]))
+)
+def test_what_only_looks_like_a_picture_is_read_alike(data):
+    ours, theirs = image_fields(b"".join(data))
+    assert ours == theirs

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alpagym_runtime.cameras import Ftheta, MountedCamera, OpenCVFisheye, OpenCVPinhole, Pinhole, inside, resized
+from alpagym_runtime.cameras import (
+    Ftheta,
+    MountedCamera,
+    OpenCVFisheye,
+    OpenCVPinhole,
+    Pinhole,
+    inside,
+    ray_grid,
+    resized,
+)
 from alpagym_runtime.geometry import Pose
 from alpagym_runtime.simulators.alpasim.calibration import read_camera
 from alpagym_runtime.simulators.alpasim.wire import sensorsim_pb2
@@ -42,6 +51,26 @@ def test_resizing_multiplies_pixels():
     assert (small.width, small.height) == (480, 270)
     assert inside(small, [479.9, 269.9])
     assert not inside(small, [480.0, 100.0])
+
+
+def test_the_grid_of_rays_looks_where_the_camera_looks():
+    camera = MountedCamera("front", PINHOLE, Pose(np.array([1.5, 0.0, 1.2]), FORWARD))
+    rays, valid = ray_grid(camera)
+    assert rays.shape == (9, 16, 3)
+    assert valid.all()
+    # Cell (4, 0): its centre is (60, 540) px, so y = (60 - 960) / 1000 = -0.9 to the left, level.
+    np.testing.assert_allclose(rays[4, 0], np.array([1.0, 0.9, 0.0]) / np.hypot(1.0, 0.9), atol=1e-6)
+    # Cell (0, 15): (1860, 60) px, 0.9 to the right and 0.48 up.
+    np.testing.assert_allclose(rays[0, 15], np.array([1.0, -0.9, 0.48]) / np.linalg.norm([1, 0.9, 0.48]), atol=1e-6)
+
+
+def test_where_no_ray_is_the_grid_is_masked():
+    narrow = Ftheta(1920, 1080, 960.0, 540.0, max_angle_rad=0.5, angle_to_radius=WIDE)
+    rays, valid = ray_grid(MountedCamera("front", narrow, Pose(np.zeros(3), FORWARD)))
+    # 0.5 rad are 455 px: the cell at (60, 540) px, 900 px from the axis, lies outside, the middle inside.
+    assert not valid[4, 0]
+    assert not rays[4, 0].any()
+    assert valid[4, 7]
 
 
 numbers = st.floats(-1.0, 1.0)

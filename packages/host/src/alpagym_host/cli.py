@@ -188,7 +188,10 @@ def drive(
     ] = None,
     sessions: Annotated[int, typer.Option(help="Most sessions at once.", min=1)] = 64,
     max_batch: Annotated[int, typer.Option(help="Most sessions in one forward.", min=1)] = 64,
-    window_ms: Annotated[float, typer.Option(help="Longest wait for others once a session waits.", min=0)] = 0.0,
+    window_ms: Annotated[
+        float | None,
+        typer.Option(help="Longest wait for half of the sessions once one waits; default: half a forward.", min=0),
+    ] = None,
     samples: Annotated[bool, typer.Option(help="Send the plan as a sample too, for AlpaSim's minADE.")] = False,
     decode_threads: Annotated[int, typer.Option(help="Threads that decode pictures.", min=1)] = 2,
     device: Annotated[str, typer.Option(help="Where the policy runs, such as cuda:0.")] = "cpu",

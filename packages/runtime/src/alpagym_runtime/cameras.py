@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from alpagym_runtime.geometry import Pose
+from alpagym_runtime.geometry import Pose, rotate
 
 Float = NDArray[np.float64]
 Bool = NDArray[np.bool_]
@@ -320,6 +320,27 @@ class MountedCamera:
     def project_rig(self, points_rig: ArrayLike) -> tuple[Float, Bool]:
         """Pixels [...,2] of points [...,3] in the rig frame, and valid [...]."""
         return self.model.project(self.pose_rig_to_optical.inverse().transform(points_rig))
+
+
+RAYS = (9, 16)
+"""Rows and columns of the grid of rays that stands for a camera's calibration in an observation."""
+
+
+def ray_grid(camera: MountedCamera) -> tuple[NDArray[np.float32], Bool]:
+    """Where a camera looks, whatever its model: for policies that read `camera_rays`.
+
+    Returns:
+        Unit rays [9,16,3] in the rig frame through the centres of 9 x 16 equal cells of the picture, first row on top;
+        and valid [9,16], False (with a ray of zeros) where the model has no ray.
+
+    """
+    rows, columns = RAYS
+    y, x = np.meshgrid((np.arange(rows) + 0.5) / rows, (np.arange(columns) + 0.5) / columns, indexing="ij")
+    with np.errstate(all="ignore"):  # numbers that describe no camera give no ray
+        rays, valid = camera.model.unproject(np.stack([x * camera.model.width, y * camera.model.height], axis=-1))
+    turned = rotate(camera.pose_rig_to_optical.quaternion_wxyz, rays)
+    valid = valid & np.isfinite(turned).all(axis=-1)
+    return np.where(valid[..., None], turned, 0.0).astype(np.float32), valid
 
 
 # ---------------------------------------------------------------- arithmetic

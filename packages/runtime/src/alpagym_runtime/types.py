@@ -29,7 +29,10 @@ time_us [N] i64 · ego_history_rig [N,H,7] f32 (xyz m, quaternion wxyz; `history
 identity) · ego_history_mask [N,H] bool · ego_dynamics_rig [N,7] f32 (velocity xyz m/s, acceleration xyz m/s2, yaw rate
 rad/s) · route_rig [N,R,2] f32 m, route_mask [N,R] · actors_rig [N,A,9] f32 (x, y, yaw, velocity x, velocity y, length,
 width, kind, signal state), actors_mask [N,A] · camera_<name> [N,K,h,w,3] u8, camera_<name>_time_us [N,K] i64,
-camera_<name>_frame_id [N,K] u64 · carry_<name> [N,...], what the policy gave on this slot's last tick, zeros at first.
+camera_<name>_frame_id [N,K] u64 · with the field `camera_rays`, each camera's calibration: camera_<name>_rays_rig
+[N,9,16,3] f32 unit rays through a grid of its picture, camera_<name>_rays_mask [N,9,16] bool, and
+camera_<name>_position_rig [N,3] f32 m (see `cameras.ray_grid`) · carry_<name> [N,...], what the policy gave on this
+slot's last tick, zeros at first.
 """
 
 Labels = dict[str, NDArray[Any]]
@@ -311,7 +314,7 @@ class PolicySpec:
     """What a policy reads and answers; a simulator computes and renders only this.
 
     Attributes:
-        fields: observation arrays that `act` reads (masks come with their field).
+        fields: observation arrays that `act` reads (masks come with their field); "camera_rays": the calibration.
         privileged: labels that `act` reads; such a policy is refused as a trainee.
         cameras: name -> (height, width) px.
         frames: K, frames a camera; `frame_step_us` apart.
@@ -341,12 +344,16 @@ class PolicySpec:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What an episode's bytes depend on. "Same seed, same bytes" holds for one build and CPU family; both are named."""
+    """What an episode's bytes depend on. "Same seed, same bytes" holds for one build and CPU family; both are named.
+
+    `pictures`: by camera whose pictures came encoded, what made pixels of them: decoder, versions, sizes and scale.
+    """
 
     config_hash: str
     scene_hash: str
     versions: Mapping[str, str]
     cpu: str
+    pictures: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass

@@ -57,7 +57,7 @@ def serve(
     port: int,
     sessions: int,
     max_batch: int,
-    window_ms: float,
+    window_ms: float | None,
     seed: int,
     samples: bool,
     decode_threads: int,
@@ -69,7 +69,8 @@ def serve(
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     config = ServerConfig(host=host, port=port, samples=samples, decode_threads=decode_threads)
-    driver = PolicyDriver(policy, config, sessions=sessions, max_batch=max_batch, window_s=window_ms * 1e-3, seed=seed)
+    window_s = None if window_ms is None else window_ms * 1e-3
+    driver = PolicyDriver(policy, config, sessions=sessions, max_batch=max_batch, window_s=window_s, seed=seed)
 
     def stop(signum: int, frame: FrameType | None) -> None:
         driver.stop()

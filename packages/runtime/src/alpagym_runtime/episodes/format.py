@@ -37,7 +37,6 @@ from alpagym_runtime.episodes.frames import (
     arrived_frames,
     camera_fields,
     decode,
-    decoder,
     unique_frames,
 )
 from alpagym_runtime.errors import CorruptFileError
@@ -227,7 +226,7 @@ def to_batch(episode: Episode, frames: FrameMode = "all") -> pa.RecordBatch:
         "decisions": episode.decisions is not None,
         "series": {n: {"aggregation": s.aggregation, "aligned": n in aligned} for n, s in episode.measures.items()},
         "frames": frames,
-        "decoder": decoder() if any(frame.format == "jpeg" for frame in stored) else None,
+        "decoder": _decoder() if any(frame.format in ("jpeg", "png") for frame in stored) else None,
         "cameras": cameras,
         "columns": table.about,
     }
@@ -555,7 +554,7 @@ class EpisodeFile:
         if frame.format != PIXELS and frame.pixels_crc32 and _crc(pixels) != frame.pixels_crc32:
             raise CorruptFileError(
                 f"{self.path} ({self.size} bytes): frame {frame.frame_id} of camera {frame.camera!r} decodes to other "
-                f"pixels here ({decoder()}) than where it was stored ({self.meta['decoder']}); read it with that "
+                f"pixels here ({_decoder()}) than where it was stored ({self.meta['decoder']}); read it with that "
                 f"decoder, or store pictures with store.frames=seen"
             )
         return pixels
@@ -599,6 +598,12 @@ def _map_private(handle: int, size: int) -> Any:
     # Not at exit: other threads may still read.
     weakref.finalize(mapped, libc.munmap, address, size).atexit = False
     return mapped
+
+
+def _decoder() -> str:
+    from alpagym_runtime.pictures import decoder
+
+    return decoder()
 
 
 def _pictures(

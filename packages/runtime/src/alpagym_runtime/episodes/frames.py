@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -109,32 +107,21 @@ def arrived_frames(frames: tuple[Frame, ...], time_us: NDArray[np.int64] | None)
     return rows
 
 
-@lru_cache(maxsize=1)
-def decoder() -> str:
-    """Name and version of what decodes JPEG and scales; the pixels are a function of it."""
-    return f"opencv {metadata.version('opencv-python-headless')}"
-
-
 def decode(data: Any, format: str, height: int, width: int) -> NDArray[np.uint8]:
-    """Pixels [height,width,3] RGB of an encoded frame, scaled by area where its own size is another.
+    """Pixels [height,width,3] RGB of an encoded frame, as whoever saw it got them; see `alpagym_runtime.pictures`.
 
     Raises:
         ValueError: the bytes are no whole picture of that format.
 
     """
-    import cv2
-
     if format in (PIXELS, "raw"):
         pixels = np.frombuffer(data, np.uint8)
         if pixels.size != height * width * 3:
             raise ValueError(f"a raw frame of {height}x{width} px has {height * width * 3} bytes, got {pixels.size}")
         return pixels.reshape(height, width, 3)
-    if format != "jpeg":
-        raise ValueError(f"no decoder for frames of format {format!r}; there are jpeg, raw")
-    whole = bytes(data[-2:]) == b"\xff\xd9"
-    picture = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB) if len(data) else None
-    if picture is None or not whole:
-        raise ValueError(f"{len(data)} bytes are no whole JPEG")
-    if picture.shape[:2] != (height, width):
-        picture = cv2.resize(picture, (width, height), interpolation=cv2.INTER_AREA)
-    return np.asarray(picture, np.uint8)
+    from alpagym_runtime import pictures
+
+    found = pictures.frame_format(memoryview(data))
+    if format != found:
+        raise ValueError(f"a frame of format {format!r} holds {found}; there are jpeg, png, raw")
+    return pictures.decode(memoryview(data), height, width)

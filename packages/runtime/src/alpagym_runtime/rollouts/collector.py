@@ -140,6 +140,7 @@ class Collector:
         self._config_hash, self._actor = config_hash, actor
         self._keep_frames, self._sink = keep_frames, sink
         self._frames: dict[int, list[Frame]] = {}
+        self._decoded: dict[int, dict[str, str]] = {}
         self._gate = threading.Lock()
         self._store = _Store(core.spec.slots, 64)
         self._observed: tuple[str, ...] = ()
@@ -170,16 +171,17 @@ class Collector:
                 slot = free.pop()
                 owner[slot] = waiting.popleft()
                 count[slot] = 0
-                self._frames[slot] = []
+                self._frames[slot], self._decoded[slot] = [], {}
                 fresh.append(slot)
             if fresh:
                 self.core.start(np.array(fresh, np.int64), [owner[slot][1] for slot in fresh])
             batch = self.core.receive(self._min_ready or max(1, len(owner) // 2), self._timeout_s)
             if not len(batch.tick):
                 raise SimulatorError(f"{len(owner)} slots stayed silent for {self._timeout_s} s", code="TIMEOUT")
-            if self._keep_frames:
-                for frame in batch.tick.frames:
+            for frame in batch.tick.frames:
+                if self._keep_frames:
                     self._frames.setdefault(frame.slot, []).append(frame)
+                self._note_decoder(frame)
             for row, episode in batch.episodes.items():
                 slot = int(batch.tick.slots[row])
                 if slot not in owner:
@@ -198,7 +200,7 @@ class Collector:
                 index, request = owner.pop(slot)
                 free.append(slot)
                 void = Episode(request, Ended.FAILED, failure, {}, float("nan"), False, self._actor)
-                done[index] = void.with_arrays(sampling=sampling, receipt=self._receipt(request))
+                done[index] = void.with_arrays(sampling=sampling, receipt=self._receipt(request, slot))
                 self.counts["failed"] += 1
                 self._hand_out(done[index], on_episode)
         return [done[index] for index in range(len(requests))]
@@ -208,13 +210,21 @@ class Collector:
             if taker is not None:
                 taker(episode)
 
-    def _receipt(self, request: EpisodeRequest) -> Receipt:
+    def _note_decoder(self, frame: Frame) -> None:
+        """What makes pixels of a camera's encoded pictures, by the first one of an episode."""
+        found = self._decoded.setdefault(frame.slot, {})
+        if frame.format != "raw" and frame.camera not in found and frame.camera in self.policy.spec.cameras:
+            from alpagym_runtime.pictures import describe
+
+            found[frame.camera] = describe(frame.data, *self.policy.spec.cameras[frame.camera])
+
+    def _receipt(self, request: EpisodeRequest, slot: int) -> Receipt:
         versions, cpu = environment()
         try:
             scene = self.core.simulator.scene_hash(request.scene_id)
         except (SceneError, KeyError):
             scene = ""  # an unknown scene has no content
-        return Receipt(self._config_hash, scene, versions, cpu)
+        return Receipt(self._config_hash, scene, versions, cpu, dict(self._decoded.get(slot, {})))
 
     def _may_retry(self, failure: Failure, request: EpisodeRequest) -> bool:
         return failure.kind == "transient" and request.attempt < self._retries
@@ -284,7 +294,9 @@ class Collector:
     ) -> Episode:
         if episode.ended == Ended.FAILED or ticks == 0:
             self.counts["failed"] += episode.ended == Ended.FAILED
-            return episode.with_arrays(actor=self._actor, sampling=sampling, receipt=self._receipt(episode.request))
+            return episode.with_arrays(
+                actor=self._actor, sampling=sampling, receipt=self._receipt(episode.request, slot)
+            )
         self.counts["episodes"] += 1
         read = self._store.read
         observation = {
@@ -307,6 +319,6 @@ class Collector:
             rewards=np.sum(list(terms.values()), axis=0) if terms else np.zeros(ticks),
             terms=terms,
             sampling=sampling,
-            receipt=self._receipt(episode.request),
+            receipt=self._receipt(episode.request, slot),
             frames=tuple(self._frames[slot]),
         )

@@ -2,11 +2,40 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
-from alpagym_runtime.cameras import CameraModel, Ftheta, MountedCamera, OpenCVFisheye, OpenCVPinhole, Pinhole, resized
+import numpy as np
+from numpy.typing import NDArray
+
+from alpagym_runtime.cameras import (
+    RAYS,
+    CameraModel,
+    Ftheta,
+    MountedCamera,
+    OpenCVFisheye,
+    OpenCVPinhole,
+    Pinhole,
+    ray_grid,
+    resized,
+)
 from alpagym_runtime.geometry import Pose, unit_quaternion
 from alpagym_runtime.simulators.alpasim.wire import sensorsim_pb2
+
+Calibration = tuple[NDArray[np.float32], NDArray[np.bool_], NDArray[np.float32]]
+"""Rays [9,16,3] in the rig frame, their mask [9,16], and the camera's position [3] m."""
+
+RAY_SHAPES: list[tuple[tuple[int, ...], Any]] = [((*RAYS, 3), np.float32), (RAYS, np.bool_), ((3,), np.float32)]
+
+
+def read_calibration(
+    message: sensorsim_pb2.AvailableCamerasReturn.AvailableCamera, size: tuple[int, int]
+) -> Calibration:
+    """What an observation holds of a declared camera, for pictures of `size`; ValueError as `read_camera`."""
+    camera = read_camera(message, size)
+    position = camera.pose_rig_to_optical.position.astype(np.float32)
+    if not np.isfinite(position).all():
+        raise ValueError(f"camera {message.logical_id!r} stands at {position.tolist()}")
+    return *ray_grid(camera), position
 
 
 def read_camera(

@@ -2,6 +2,9 @@
 
 There is no simulator of ours behind it: a stock AlpaSim, or any client of the egodriver contract, drives. A policy that
 raises, or marks a row as failed, ends that session with a status; the others and the process go on.
+
+A slow model works in two halves: while it answers one batch, a second thread gathers and observes the next. The policy
+itself is only ever called from the thread that serves.
 """
 
 from __future__ import annotations
@@ -9,8 +12,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,11 @@ log = logging.getLogger(__name__)
 
 LABELS = ("recorded_plan_rig", "target_plan_rig")
 
+SLOW_S = 0.002
+"""A forward that takes longer is worth a hand-over to the gathering thread."""
+
+LONGEST_WINDOW_S = 0.1
+
 
 class PolicyDriver:
     """Serves a policy until `stop`.
@@ -39,7 +48,7 @@ class PolicyDriver:
         sampling: how it draws.
         max_batch: most sessions in one forward.
         seed: of the decisions, with the session's id and the count of its decisions.
-        window_s: longest wait for further sessions once one waits.
+        window_s: longest wait for half of the open sessions once one waits; None: half of a forward, at most 0.1 s.
 
     """
 
@@ -52,7 +61,7 @@ class PolicyDriver:
         sampling: Sampling | None = None,
         max_batch: int = 64,
         seed: int = 0,
-        window_s: float = 0.0,
+        window_s: float | None = None,
     ) -> None:
         self.policy = policy
         self.server = DriverServer(config, policy.spec, self, sessions, keep_recording=bool(policy.spec.privileged))
@@ -64,6 +73,10 @@ class PolicyDriver:
         self._seeds = np.zeros(sessions, np.uint64)
         self._stop = threading.Event()
         self._backlog: list[Session] = []
+        self._gatherer = ThreadPoolExecutor(1, thread_name_prefix="gather")
+        self._next: Future[tuple[list[Session], Observation]] | None = None
+        self._model_busy = False
+        self._forwards_s: deque[float] = deque([0.0], maxlen=16)
         self._batches: Counter[int] = Counter()
         self._latency: Counter[int] = Counter()
         self._opened = self._closed = self._failed = 0
@@ -117,35 +130,59 @@ class PolicyDriver:
     def close(self) -> None:
         """Stop listening; calls in flight end with UNAVAILABLE."""
         self.server.stop()
+        self._gatherer.shutdown()
 
     def step(self, timeout_s: float) -> int:
         """Decide once for the sessions that wait; returns how many there were."""
-        server = self.server
-        if not self._backlog:
-            self._backlog = server.wait(1, timeout_s)
-            if self._backlog and self._window_s and len(self._backlog) < min(self._max_batch, len(server.sessions)):
-                self._backlog += server.wait(min(self._max_batch, len(server.sessions)), self._window_s)
-        batch, self._backlog = self._backlog[: self._max_batch], self._backlog[self._max_batch :]
-        # A session may have failed or closed since it was ready.
-        batch = [session for session in batch if session.pending is not None]
+        batch, observation = self._next.result() if self._next is not None else self._prepare(timeout_s)
+        self._next = None
         if not batch:
             return 0
         try:
-            self._decide(batch)
+            self._decide(batch, observation)
         except Exception as err:
             # Not the policy's: `_act` has caught that. These sessions end, the process goes on.
             log.exception("a batch of %d failed", len(batch))
             for session in batch:
-                server.fail(session, grpc.StatusCode.INTERNAL, f"{type(err).__name__}: {err}")
+                self.server.fail(session, grpc.StatusCode.INTERNAL, f"{type(err).__name__}: {err}")
         return len(batch)
 
-    def _decide(self, batch: list[Session]) -> None:
+    def _prepare(self, timeout_s: float) -> tuple[list[Session], Observation]:
+        """The next batch and what it sees; while the model works, it waits until half of the sessions are ready."""
+        server, ready = self.server, self._backlog
+        if not ready:
+            enough = self._half() if self._model_busy else 1
+            # Once the model is free, one session that waits is enough.
+            ready = server.wait(enough, timeout_s, lambda: 0 if self._model_busy else enough - 1)
+            window_s = min(self._forward_s / 2.0, LONGEST_WINDOW_S) if self._window_s is None else self._window_s
+            if ready and window_s and len(ready) < self._half():
+                ready += server.wait(self._half() - len(ready), window_s)
+        self._backlog = ready[self._max_batch :]
+        # A session may have failed or closed since it was ready.
+        batch = [session for session in ready[: self._max_batch] if session.pending is not None]
+        return batch, self._observe(batch) if batch else {}
+
+    @property
+    def _forward_s(self) -> float:
+        """What a forward takes: the shortest of late, as any may have waited for the interpreter."""
+        return min(self._forwards_s)
+
+    def _half(self) -> int:
+        return max(1, min(self._max_batch, (len(self.server.sessions) + 1) // 2))
+
+    def _decide(self, batch: list[Session], observation: Observation) -> None:
         server = self.server
-        observation = self._observe(batch)
+        self._model_busy = True
+        if self._forward_s > SLOW_S:
+            self._next = self._gatherer.submit(self._prepare, 0.5)
         began_s = time.monotonic()
         decision = self._act(batch, observation)
         done_s = time.monotonic()
+        self._model_busy = False
+        if self._next is not None:
+            server.notify()
         self._busy_s += done_s - began_s
+        self._forwards_s.append(done_s - began_s)
         self._batches[len(batch)] += 1
         if decision.error is None:
             good = batch

@@ -1,33 +1,17 @@
-"""Camera frames: kept sorted by their own time, decoded off the drive path, and only if a policy will see them.
-
-A frame is either decoded whole to height x width x 3 uint8 RGB or reported as bad; nothing is invented.
-"""
+"""Camera frames: kept sorted by their own time, decoded off the drive path, and only if a policy will see them."""
 
 from __future__ import annotations
 
-import hashlib
-import struct
 import threading
-import zlib
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
-import cv2
 import numpy as np
-import simplejpeg
 from numpy.typing import NDArray
 
-MAX_PIXELS = 64_000_000
-"""Larger pictures are refused before memory is taken for them."""
-
-PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-
-
-class BadFrameError(ValueError):
-    """Bytes that are no whole JPEG or PNG file."""
+from alpagym_runtime.pictures import BadFrameError, decode, frame_id
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +20,7 @@ class Picture:
 
     camera: str
     time_us: int
-    data: bytes
+    data: bytes | memoryview
     image: NDArray[np.uint8] | None = None
     frame_id: int = 0
     error: str | None = None
@@ -47,79 +31,6 @@ class Picture:
     def done(self) -> bool:
         """Decoded or known to be bad."""
         return self.image is not None or self.error is not None
-
-
-def frame_format(data: bytes) -> Literal["jpeg", "png"]:
-    """The kind of file by its first bytes; BadFrameError for any other."""
-    if data[:3] == b"\xff\xd8\xff":
-        return "jpeg"
-    if data[:8] == PNG_SIGNATURE:
-        return "png"
-    if not data:
-        raise BadFrameError("is empty; is AlpaSim's renderer skipped?")
-    raise BadFrameError(f"is neither JPEG nor PNG: {len(data)} bytes that begin with {data[:8].hex()}")
-
-
-def decode(data: bytes, height: int, width: int) -> NDArray[np.uint8]:
-    """The picture as uint8 RGB [height,width,3], resized if it came in another size.
-
-    Raises:
-        BadFrameError: it is not whole, or larger than `MAX_PIXELS`.
-
-    """
-    if frame_format(data) == "jpeg":
-        try:
-            rows, columns = simplejpeg.decode_jpeg_header(data)[:2]
-            _check_size(rows, columns)
-            # Scaled decoding yields at least the size that is wanted.
-            image = simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width)
-        except ValueError as err:
-            raise BadFrameError(f"is no whole JPEG: {err}") from err
-    else:
-        _check_png(data)
-        decoded = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
-        if decoded is None:
-            raise BadFrameError("is no whole PNG")
-        image = cv2.cvtColor(decoded, cv2.COLOR_BGR2RGB)
-    if image.shape[:2] != (height, width):
-        # Averaging over areas costs 3 ms of a 1080p frame's 11; below half the size linear loses nothing to see.
-        shrinks = min(image.shape[0] / height, image.shape[1] / width) >= 2.0
-        image = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR)
-    return image
-
-
-def frame_id(data: bytes) -> int:
-    """A u64 of the file's content, never 0: equal for equal frames in every process."""
-    return int.from_bytes(hashlib.sha256(data).digest()[:8], "little") or 1
-
-
-def _check_size(rows: int, columns: int) -> None:
-    if rows < 1 or columns < 1 or rows * columns > MAX_PIXELS:
-        raise BadFrameError(f"is {columns} x {rows}; at most {MAX_PIXELS} pixels are decoded")
-
-
-def _check_png(data: bytes) -> None:
-    """Chunks whole and checked, up to the end mark: OpenCV decodes what there is of a cut file without a word."""
-    at, first = 8, True
-    while at + 12 <= len(data):
-        (length,) = struct.unpack_from(">I", data, at)
-        kind = data[at + 4 : at + 8]
-        end = at + 12 + length
-        if end > len(data):
-            break
-        (checksum,) = struct.unpack_from(">I", data, end - 4)
-        if zlib.crc32(memoryview(data)[at + 4 : end - 4]) != checksum:
-            raise BadFrameError(f"is no whole PNG: the checksum of its {kind!r} chunk at byte {at} is wrong")
-        if first:
-            if kind != b"IHDR" or length != 13:
-                raise BadFrameError("is no PNG: it does not begin with its header")
-            columns, rows = struct.unpack_from(">II", data, at + 8)
-            _check_size(rows, columns)
-            first = False
-        if kind == b"IEND":
-            return
-        at = end
-    raise BadFrameError(f"is no whole PNG: cut at byte {len(data)}")
 
 
 class CameraFrames:

@@ -33,9 +33,12 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from numpy.typing import NDArray
 
+from alpagym_runtime.pictures import BadFrameError, decode, frame_id
 from alpagym_runtime.simulators.alpasim import services
+from alpagym_runtime.simulators.alpasim.calibration import RAY_SHAPES, Calibration, read_calibration
 from alpagym_runtime.simulators.alpasim.config import ServerConfig
-from alpagym_runtime.simulators.alpasim.frames import BadFrameError, CameraFrames, DecodePool, Picture, decode, frame_id
+from alpagym_runtime.simulators.alpasim.frames import CameraFrames, DecodePool, Picture
+from alpagym_runtime.simulators.alpasim.image_message import read_image
 from alpagym_runtime.simulators.alpasim.replies import TERMINATE, drive_replies
 from alpagym_runtime.simulators.alpasim.session_table import Ego, SessionTable
 from alpagym_runtime.simulators.alpasim.wire import common_pb2, egodriver_pb2
@@ -50,6 +53,8 @@ LATEST_US = 2**62
 
 MANY = 4096
 """Most poses or waypoints in a message."""
+
+CAMERA_RAYS = "camera_rays"
 
 
 class Refused(Exception):
@@ -86,6 +91,7 @@ class Session:
         scene_id: what the client says it drives.
         declared: all cameras, by name, with their calibration messages.
         frames: frames of the cameras that the policy wants.
+        calibration: rays, their mask and the position of those cameras, if the policy reads `camera_rays`.
         now_us: the decision in hand, or the last one.
         next_us: the decision after that; 0 before the first.
         drives: how many `drive` calls were taken.
@@ -100,6 +106,7 @@ class Session:
     scene_id: str
     declared: dict[str, Any]
     frames: dict[str, CameraFrames]
+    calibration: dict[str, Calibration]
     seen_s: float
     now_us: int = -1
     next_us: int = 0
@@ -149,7 +156,6 @@ class DriverServer:
         self._thread: threading.Thread | None = None
         self._stopped: asyncio.Event | None = None
         self._health = health.aio.HealthServicer()
-        self._wanted = 1
         self._tasks: set[asyncio.Task[Any]] = set()
 
     # ------------------------------------------------------------ life
@@ -247,7 +253,6 @@ class DriverServer:
     def wait(self, min_ready: int, timeout_s: float, also: Callable[[], int] = lambda: 0) -> list[Session]:
         """Sessions whose `drive` waits for us: at least `min_ready` (with `also()`, other news), or at the timeout."""
         with self.lock:
-            self._wanted = max(min_ready, 1)
             self.lock.wait_for(lambda: len(self._ready) + also() >= min_ready, timeout_s)
             ready, self._ready = self._ready, []
         return ready
@@ -287,6 +292,11 @@ class DriverServer:
                         frame_ids[n, k] = picture.frame_id
             out[f"camera_{name}"] = images
             out[f"camera_{name}_time_us"], out[f"camera_{name}_frame_id"] = frame_time_us, frame_ids
+            if CAMERA_RAYS in self.spec.fields:
+                known = [session.calibration[name] for session in sessions]
+                for i, part in enumerate(("rays_rig", "rays_mask", "position_rig")):
+                    empty = np.zeros((0, *RAY_SHAPES[i][0]), RAY_SHAPES[i][1])
+                    out[f"camera_{name}_{part}"] = np.stack([c[i] for c in known]) if known else empty
         return out
 
     def label(self, sessions: Sequence[Session], names: tuple[str, ...]) -> Labels:
@@ -428,8 +438,17 @@ class DriverServer:
         if not SESSION_ID.fullmatch(session_id):
             raise Refused(INVALID, "session_uuid must be 1 to 64 letters, digits or '-', not '-' first")
         declared = {camera.logical_id: camera for camera in request.rollout_spec.vehicle.available_cameras}
-        missing = [name for name in self.spec.cameras if name not in declared]
-        spec = self.spec
+        spec, wrong = self.spec, ""
+        missing = [name for name in spec.cameras if name not in declared]
+        calibration: dict[str, Calibration] = {}
+        if missing:
+            have = ", ".join(map(repr, declared)) or "none"
+            wrong = f"the policy wants camera {missing[0]!r}; the session declares {have}"
+        elif CAMERA_RAYS in spec.fields:
+            try:
+                calibration = {name: read_calibration(declared[name], size) for name, size in spec.cameras.items()}
+            except ValueError as err:
+                wrong = f"the policy reads {CAMERA_RAYS}, and {err}"
         with self.lock:
             if session_id in self.sessions:
                 raise Refused(grpc.StatusCode.ALREADY_EXISTS, "is open already; close it first")
@@ -437,11 +456,9 @@ class DriverServer:
             self._failed.pop(session_id, None)
             self.table.clear(row)
             frames = {name: CameraFrames(spec.frames, spec.frame_step_us) for name in spec.cameras}
-            session = Session(session_id, row, scene_id, declared, frames, time.monotonic())
-            if missing:
-                have = ", ".join(map(repr, declared)) or "none"
-                text = f"the policy wants camera {missing[0]!r}; the session declares {have}"
-                refused = Refused(PRECONDITION, text, permanent=True)
+            session = Session(session_id, row, scene_id, declared, frames, calibration, time.monotonic())
+            if wrong:
+                refused = Refused(PRECONDITION, wrong, permanent=True)
                 self._fail(session, refused)
                 raise refused
             self.sessions[session_id] = session
@@ -463,11 +480,10 @@ class DriverServer:
                 self._find(session_id_of(data))
             self.counts["images"] += 1
             return b""
-        request = egodriver_pb2.RolloutCameraImage.FromString(data)
-        image = request.camera_image
-        name = image.logical_id
+        image = read_image(data)
+        name = image.camera
         with self.lock:
-            session = self._find(request.session_uuid)
+            session = self._find(image.session_id)
             if name not in session.declared:
                 raise Refused(INVALID, f"camera {name!r} was not declared at start_session")
             self.counts["images"] += 1
@@ -477,7 +493,7 @@ class DriverServer:
             time_us = _time(image.frame_end_us, "frame_end_us")
             if session.terminate:
                 return b""
-            picture = Picture(name, time_us, image.image_bytes)
+            picture = Picture(name, time_us, image.data)
             if not frames.add(picture):
                 return b""
             if not session.next_us:

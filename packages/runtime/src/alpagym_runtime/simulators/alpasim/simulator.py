@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alpagym_runtime.errors import ConfigError
+from alpagym_runtime.pictures import frame_format
 from alpagym_runtime.simulators.alpasim.config import AlpasimConfig
-from alpagym_runtime.simulators.alpasim.frames import frame_format
 from alpagym_runtime.simulators.alpasim.measures import STANDING_M, TICK_MEASURES, end_measures, measures_of
 from alpagym_runtime.simulators.alpasim.runtimes import Order, RuntimePool
 from alpagym_runtime.simulators.alpasim.server import DriverServer, Refused, Session
@@ -47,7 +47,7 @@ from alpagym_runtime.types import (
 log = logging.getLogger(__name__)
 
 LABELS = ("target_plan_rig", "recorded_plan_rig")
-FIELDS = ("ego_history_rig", "ego_dynamics_rig", "route_rig", "actors_rig")
+FIELDS = ("ego_history_rig", "ego_dynamics_rig", "route_rig", "actors_rig", "camera_rays")
 NAMES = tuple(TICK_MEASURES)
 PROGRESS = len(NAMES)  # column of the furthest share, beside the tick measures
 
@@ -376,7 +376,7 @@ class AlpasimSimulator:
         if self._config.frames != "arrived":
             return ()
         return tuple(
-            Frame(index, p.camera, p.time_us, p.frame_id, frame_format(p.data), p.data)
+            Frame(index, p.camera, p.time_us, p.frame_id, frame_format(p.data), bytes(p.data))
             for p in self._server.new_frames(self._session(index))
         )
 
