@@ -51,7 +51,11 @@ class _Driving:
     """What all Alpamayo policies share.
 
     Attributes:
-        head: tokens (128 trajectory tokens; trainable) | expert (flow matching; acts only).
+        head: what makes the plan: tokens (128 trajectory tokens) | expert (flow matching, ten steps).
+        reasoning_tokens: most tokens of reasoning before the plan; 0: none is asked for.
+        noise_level: of the expert's steps when it samples, in units of its first noise; 0: only the first noise is
+            drawn, and no log-probability is known.
+        train_backbone: with head expert, let gradients of a score through to the backbone.
         cameras: which it sees, in the order of `CAMERA_NAMES`.
         frames: pictures a camera, 0.1 s apart.
         height, width: px of a rendered picture.
@@ -61,6 +65,9 @@ class _Driving:
     """
 
     head: str = "tokens"
+    reasoning_tokens: int = 0
+    noise_level: float = 0.5
+    train_backbone: bool = False
     cameras: list[str] = field(default_factory=lambda: list(RELEASED_CAMERAS))
     frames: int = 4
     height: int = 320
@@ -69,6 +76,8 @@ class _Driving:
 
     def __post_init__(self) -> None:
         check_choice("head", self.head, HEADS)
+        check_range("reasoning_tokens", self.reasoning_tokens, minimum=0, maximum=4096)
+        check_range("noise_level", self.noise_level, minimum=0.0, maximum=2.0)
         for name in self.cameras:
             check_choice("cameras", name, CAMERA_NAMES)
         if self.cameras != sorted(set(self.cameras), key=CAMERA_NAMES.index):

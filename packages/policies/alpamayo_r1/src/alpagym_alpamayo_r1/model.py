@@ -96,6 +96,11 @@ class AlpamayoModel(nn.Module):
         return UnicycleActionSpace.from_config(self.architecture.action_space)
 
     @property
+    def denoising_steps(self) -> int:
+        """Steps from noise to actions at inference."""
+        return int(self.architecture.diffusion.get("num_inference_steps", 10))
+
+    @property
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.vlm.device
@@ -214,8 +219,7 @@ class AlpamayoModel(nn.Module):
 
     def sample_actions(self, prefix: Prefix, noise: Tensor, steps: int | None = None) -> Tensor:
         """Normalised actions [B,T,2] f32 from noise [B,T,2]; by default as many steps as the config says."""
-        count = int(self.architecture.diffusion.get("num_inference_steps", 10)) if steps is None else steps
-        return euler(self.velocity(prefix), noise, count)
+        return euler(self.velocity(prefix), noise, self.denoising_steps if steps is None else steps)
 
     def expert_loss(self, batch: Batch, noise: Tensor, time: Tensor, *, train_backbone: bool = False) -> Tensor:
         """[B] flow-matching loss of the second stage; by default no gradient reaches the backbone.
