@@ -398,8 +398,7 @@ class AlpamayoPolicy:
 def _known(observations: Observation) -> NDArray[np.bool_]:
     """[N], True where every pose and speed that is read is finite."""
     poses = np.isfinite(observations["ego_history_rig"]).all(-1) | ~observations["ego_history_mask"]
-    known: NDArray[np.bool_] = poses.all(-1) & np.isfinite(observations["ego_dynamics_rig"]).all(-1)
-    return known
+    return np.asarray(poses.all(-1) & np.isfinite(observations["ego_dynamics_rig"]).all(-1))
 
 
 def _finite(decision: Decision) -> NDArray[np.bool_]:
