@@ -127,7 +127,7 @@ class AlpamayoModel(nn.Module):
         """Read a batch whose rows end where the model goes on."""
         cache = DynamicCache()
         logits = self._read(batch, cache, 1)[:, -1].float()
-        positions = self._positions(batch)
+        positions = self.positions(batch)
         return Prefix(cache, batch.attention_mask.bool(), positions[:, :, -1].amax(0) + 1, logits)
 
     def read_up_to(self, batch: Batch, token_id: int) -> Prefix:
@@ -141,10 +141,34 @@ class AlpamayoModel(nn.Module):
         index = torch.arange(is_it.shape[1], device=is_it.device)
         last = torch.where(is_it, index, -1).amax(-1)
         valid = batch.attention_mask.bool() & (index <= last[:, None])
-        positions = self._positions(batch)
+        positions = self.positions(batch)
         at = positions.gather(2, last[None, :, None].expand(3, -1, 1))[:, :, 0].amax(0)
         rows = torch.arange(len(last), device=last.device)
         return Prefix(cache, valid, at + 1, logits[rows, last].float())
+
+    def extend(self, prefix: Prefix, ids: Tensor, valid: Tensor) -> Prefix:
+        """Read further tokens [B,M] behind a prefix, which stays as it is.
+
+        Args:
+            prefix: of B rows.
+            ids: [B,M]; anything where not valid.
+            valid: [B,M] bool, the first of each row True.
+
+        """
+        cache = compat.copy_cache(prefix.cache)
+        both = torch.cat([prefix.valid, valid], 1)
+        count = valid.long().cumsum(-1)
+        out = self.vlm(
+            input_ids=torch.where(valid, ids, 0),
+            attention_mask=both.long(),
+            position_ids=(prefix.next_position[:, None] + count - 1).expand(3, -1, -1),
+            use_cache=True,
+            **compat.with_cache(cache),
+        )
+        index = torch.arange(ids.shape[1], device=ids.device)
+        last = torch.where(valid, index, -1).amax(-1)
+        rows = torch.arange(len(ids), device=ids.device)
+        return Prefix(cache, both, prefix.next_position + count[:, -1], out.logits[rows, last].float())
 
     def write(self, prefix: Prefix, choose: Choose, steps: int, stop_id: int | None = None) -> Tensor:
         """Write up to `steps` tokens after a prefix: ids [B,S]; the prefix stays as it is.
@@ -245,7 +269,7 @@ class AlpamayoModel(nn.Module):
         out = self.vlm(
             input_ids=batch.input_ids,
             attention_mask=batch.attention_mask,
-            position_ids=self._positions(batch),
+            position_ids=self.positions(batch),
             pixel_values=None if batch.pixel_values is None else batch.pixel_values.to(self.vlm.dtype),
             image_grid_thw=batch.image_grid_thw,
             use_cache=cache is not None,
@@ -255,7 +279,10 @@ class AlpamayoModel(nn.Module):
         )
         return out.logits
 
-    def _positions(self, batch: Batch) -> Tensor:
+    def positions(self, batch: Batch) -> Tensor:
+        """Rope positions [3,B,L] (time, height, width) of a batch's tokens."""
+        if batch.positions is not None:
+            return batch.positions
         return compat.rope_positions(self.vlm, batch.input_ids, batch.attention_mask, batch.image_grid_thw)
 
     def _is_trajectory(self, ids: Tensor) -> Tensor:

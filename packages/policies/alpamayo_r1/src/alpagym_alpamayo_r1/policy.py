@@ -7,12 +7,13 @@ reasoning, then one a trajectory token or denoising step; `score` computes the s
 by one forward over what was written, under the same temperature and top-p, and steps from the recorded chain.
 
 A batch is cut into forwards of exactly `rows` observations: a row's bits then do not depend on what stands beside it.
+All rows of a forward have the same words but for their histories, so nothing is padded.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,11 +27,13 @@ from torch import Tensor, nn
 from alpagym_alpamayo_r1.action_expert import Chain, euler, flow_loss, training_times
 from alpagym_alpamayo_r1.checkpoints import load_model
 from alpagym_alpamayo_r1.config import CAMERA_NAMES, Alpamayo1Config, Alpamayo15Config, AlpamayoTinyConfig
+from alpagym_alpamayo_r1.engine import GraphEngine
 from alpagym_alpamayo_r1.model import AlpamayoModel, Prefix
-from alpagym_alpamayo_r1.processing import Batch, Processor, Sample
+from alpagym_alpamayo_r1.processing import Batch, Patches, Processor
 from alpagym_alpamayo_r1.prompt import PromptLayout
 from alpagym_alpamayo_r1.sampling import complete, inverse_draw, log_distribution
 from alpagym_alpamayo_r1.tiny import TinySize, make_tiny
+from alpagym_alpamayo_r1.vision_cache import VisionCache
 from alpagym_plugins import ConfigError
 from alpagym_runtime.geometry import wrap_angle
 from alpagym_runtime.random import mix, normal, uniform
@@ -75,6 +78,22 @@ class AlpamayoPolicy:
         self._reasons = config.reasoning_tokens
         self._train_backbone = config.train_backbone
         self._noise_level = config.noise_level
+        self._frames = config.frames
+        self._patches = Patches(processor.image_processor, self.device)
+        self._exact = not self._cameras or self._patches.fits(config.height, config.width)
+        self._engine = GraphEngine(self._model, self._rows, config.context) if config.engine == "graph" else None
+        self._seen: VisionCache | None = None
+        if self._engine is not None and self._cameras:
+            if not self._exact:
+                raise ConfigError(
+                    f"engine graph takes pictures as they are; {config.height} x {config.width} px would be resized to "
+                    "the checkpoint's range of pixels",
+                    key="policy.height",
+                )
+            # Twice what a forward sees: what left the window of one slot is rarely asked for again.
+            self._seen = VisionCache(
+                self._engine.see, self._patches, 2 * self._rows * len(self._cameras) * self._frames
+            )
         asked = ("cot",) if self._reasons else ("traj_future",)
         self.layout = PromptLayout(
             (*pictures, "traj_history", "prompt", *asked),
@@ -153,7 +172,7 @@ class AlpamayoPolicy:
         return torch.cat(losses)[: len(target_plan_rig)]
 
     def load(self, state: Mapping[str, Any], version: int) -> None:
-        """Take new weights, all of them; there are no caches."""
+        """Take new weights, all of them; features of pictures are kept by version."""
         self.module.load_state_dict(state)
         self.version = version
 
@@ -163,15 +182,19 @@ class AlpamayoPolicy:
         count, parts = len(seeds), []
         write = self._write_tokens if self._head == "tokens" else self._denoise
         with torch.no_grad():
-            for rows, batch in self._forwards(observations, count):
-                written = self._reason(batch, seeds[rows], sampling) if self._reasons else None
-                parts.append(self._decision(written, *write(batch, written, seeds[rows], sampling)))
+            for rows, batch in self._forwards(observations, count, pixels=self._seen is None):
+                prefix, written = self._read(batch, observations, rows), None
+                if self._reasons:
+                    written = self._reason(prefix, seeds[rows], sampling)
+                    ids, valid, _ = self._closed(written.ids)
+                    prefix = self._model.extend(prefix, ids, valid)
+                parts.append(self._decision(written, *write(batch, prefix, seeds[rows], sampling)))
         return Decision.concatenate(parts).take(np.arange(count))
 
-    def _reason(self, batch: Batch, seeds: NDArray[np.uint64], sampling: Sampling) -> Written:
+    def _reason(self, prefix: Prefix, seeds: NDArray[np.uint64], sampling: Sampling) -> Written:
         done = complete(
-            self._model,
-            self._model.read(batch),
+            self._engine or self._model,
+            prefix,
             mix(seeds, np.uint64(TEXT_STREAM)),
             sampling,
             steps=self._reasons,
@@ -182,29 +205,26 @@ class AlpamayoPolicy:
         ids = nn.functional.pad(torch.where(done.mask, done.ids, -1), missing, value=-1)
         return Written(ids, nn.functional.pad(torch.where(done.mask, done.log_prob, 0.0), missing))
 
+    def _closed(self, reasoning: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Reasoning [B,R] with the marker behind it: ids [B,R+1], which are valid, and the marker's index [B]."""
+        length = (reasoning >= 0).sum(-1)
+        last = torch.where(reasoning.eq(self._marker).any(-1), length - 1, length)
+        ids = nn.functional.pad(reasoning, (0, 1), value=-1).scatter(1, last[:, None], self._marker)
+        return ids, ids >= 0, last
+
     def _after(self, batch: Batch, reasoning: Tensor) -> tuple[Batch, Tensor]:
         """The batch with reasoning [B,R] and the marker behind it, and the index [B] of that marker."""
-        length = (reasoning >= 0).sum(-1)
-        ended = reasoning.eq(self._marker).any(-1)
-        ids = nn.functional.pad(reasoning, (0, 1), value=-1)
-        last = torch.where(ended, length - 1, length)
-        ids = ids.scatter(1, last[:, None], self._marker)
-        valid = (ids >= 0).long()
+        ids, valid, last = self._closed(reasoning)
         longer = replace(
             batch,
             input_ids=torch.cat([batch.input_ids, ids.clamp(min=0)], 1),
-            attention_mask=torch.cat([batch.attention_mask, valid], 1),
+            attention_mask=torch.cat([batch.attention_mask, valid.long()], 1),
+            positions=None,
         )
         return longer, batch.input_ids.shape[1] + last
 
-    def _prefix(self, batch: Batch, written: Written | None) -> Prefix:
-        """What the plan is written after."""
-        if written is None:
-            return self._model.read(batch)
-        return self._model.read_up_to(self._after(batch, written.ids)[0], self._marker)
-
     def _write_tokens(
-        self, batch: Batch, written: Written | None, seeds: NDArray[np.uint64], sampling: Sampling
+        self, batch: Batch, prefix: Prefix, seeds: NDArray[np.uint64], sampling: Sampling
     ) -> tuple[Tensor, Tensor, dict[str, NDArray[Any]]]:
         """Plans [B,64,3], log-probabilities [B,128] and trace."""
         first = self._model.architecture.first_id
@@ -218,17 +238,17 @@ class AlpamayoPolicy:
             log_probs.append(among.gather(-1, bins[:, None])[:, 0])
             return bins + first
 
-        ids = self._model.write(self._prefix(batch, written), choose, tokens)
+        ids = (self._engine or self._model).write(prefix, choose, tokens)
         path = self._model.decode_tokens(ids, batch)
         plan = torch.cat([path.xy, path.yaw[..., None]], -1)
         return plan, torch.stack(log_probs, -1), {"tokens": (ids - first).cpu().numpy()}
 
     def _denoise(
-        self, batch: Batch, written: Written | None, seeds: NDArray[np.uint64], sampling: Sampling
+        self, batch: Batch, prefix: Prefix, seeds: NDArray[np.uint64], sampling: Sampling
     ) -> tuple[Tensor, Tensor | None, dict[str, NDArray[Any]]]:
         """Plans [B,64,3], log-densities [B,S] (None where none is known) and trace."""
         chain, shape = self._chain(sampling), (len(seeds), -1, self._model.future.action_space.waypoints, 2)
-        velocity = self._model.velocity(self._prefix(batch, written))
+        velocity = (self._engine or self._model).velocity(prefix)
         coordinates = 2 * shape[2]
         log_prob, trace = None, {}
         if sampling.mode == "mean":
@@ -290,11 +310,10 @@ class AlpamayoPolicy:
         x = self._tensor(np.asarray(decisions.trace["denoising"])[rows], np.float32)
         reasoning = self._recorded_reasoning(decisions, rows)
         with nullcontext() if self._train_backbone else torch.no_grad():
-            written = None if reasoning is None else Written(reasoning, torch.empty(0))
-            prefix = self._prefix(batch, written)
-            text = None
+            prefix, text = self._model.read(batch), None
             if reasoning is not None:
                 longer, _ = self._after(batch, reasoning)
+                prefix = self._model.read_up_to(longer, self._marker)
                 at = batch.input_ids.shape[1] - 1
                 logits = self._model(longer)[:, at : at + self._reasons].float()
                 text = self._text_factors(logits, reasoning, sampling)
@@ -323,7 +342,7 @@ class AlpamayoPolicy:
         written = bins[:, :-1] + architecture.first_id
         ids = torch.cat([batch.input_ids, written], 1)
         mask = torch.cat([batch.attention_mask, torch.ones_like(written)], 1)
-        logits = self._model(replace(batch, input_ids=ids, attention_mask=mask))
+        logits = self._model(replace(batch, input_ids=ids, attention_mask=mask, positions=None))
         # The first token follows the marker, wherever the row has it; the others stand at the end.
         behind = torch.cat([marker[:, None], torch.arange(ids.shape[1] - written.shape[1], ids.shape[1],
                                                           device=bins.device).expand(len(bins), -1)], 1)  # fmt: skip
@@ -348,31 +367,55 @@ class AlpamayoPolicy:
     def _marker(self) -> int:
         return self._model.architecture.marker_ids["future_start"]
 
-    def _forwards(self, observations: Observation, count: int) -> Iterator[tuple[NDArray[np.int64], Batch]]:
+    def _forwards(
+        self, observations: Observation, count: int, pixels: bool = True
+    ) -> Iterator[tuple[NDArray[np.int64], Batch]]:
         """Rows of each forward (the last row repeated to fill it up), and what the model reads of them."""
-        for start in range(0, count, self._rows):
-            rows = np.minimum(np.arange(start, start + self._rows), count - 1)
-            batch = self.processor.encode(self._samples(observations, rows), self.layout, generate=True)
-            yield rows, batch.to(self.device)
-
-    def _samples(self, observations: Observation, rows: NDArray[np.int64]) -> list[Sample]:
         history, yaw = known_history(
-            observations["ego_history_rig"][rows],
-            observations["ego_history_mask"][rows],
-            observations["ego_dynamics_rig"][rows, 0],
+            observations["ego_history_rig"],
+            observations["ego_history_mask"],
+            observations["ego_dynamics_rig"][:, 0],
             self.spec.history_step_us * 1e-6,
         )
-        fields: Sequence[str] = [f"camera_{name}" for name in self.spec.cameras]
-        none = np.zeros((0, self.spec.frames, 1, 1, 3), np.uint8)
-        return [
-            Sample(
-                np.stack([observations[name][row] for name in fields]) if fields else none,
-                history[i],
-                yaw[i],
-                cameras=self._cameras,
-            )
-            for i, row in enumerate(rows)
-        ]
+        for start in range(0, count, self._rows):
+            rows = np.minimum(np.arange(start, start + self._rows), count - 1)
+            values, grid = self._pixels(observations, rows, pixels)
+            batch = self.processor.prompts(self.layout, history[rows], yaw[rows], self._cameras, self._frames, grid)
+            # All rows have the same words at the same places; the first one's positions are everyone's.
+            positions = self._model.positions(batch.first())
+            batch = replace(batch, positions=positions.expand(-1, len(rows), -1), pixel_values=values)
+            yield rows, batch.to(self.device)
+
+    def _pixels(
+        self, observations: Observation, rows: NDArray[np.int64], wanted: bool
+    ) -> tuple[Tensor | None, tuple[int, int, int]]:
+        """Patches of the rows' pictures, if wanted, and a picture's grid."""
+        if not self._cameras:
+            return None, (1, 0, 0)
+        if self._exact:
+            size = self.processor.image_processor.patch_size
+            height, width = next(iter(self.spec.cameras.values()))
+            if not wanted:
+                return None, (1, height // size, width // size)
+            values, grid = self._patches(self._pictures(observations, rows))
+        else:
+            values, grid = self.processor.images(list(self._pictures(observations, rows)))  # type: ignore[assignment]
+        return values, tuple(grid[0].tolist())  # type: ignore[return-value]
+
+    def _pictures(self, observations: Observation, rows: NDArray[np.int64], name: str = "") -> NDArray[Any]:
+        """Pictures [B·C·K,...] of rows in the prompt's order, or another array of the cameras (`_frame_id`)."""
+        stacked = np.stack([observations[f"camera_{camera}{name}"][rows] for camera in self.spec.cameras], 1)
+        return stacked.reshape(-1, *stacked.shape[3:])
+
+    def _read(self, batch: Batch, observations: Observation, rows: NDArray[np.int64]) -> Prefix:
+        """Read prompts to act on."""
+        if self._engine is None:
+            return self._model.read(batch)
+        features = None
+        if self._seen is not None:
+            pictures = self._pictures(observations, rows)
+            features = self._seen.features(pictures, self._pictures(observations, rows, "_frame_id"), self.version)
+        return self._engine.read(batch, features)
 
     def _token_loss(self, batch: Batch, xyz: Tensor, yaw: Tensor) -> Tensor:
         bins = self._model.future.encode(batch.history_xyz, batch.history_yaw, xyz, yaw)
@@ -388,7 +431,7 @@ class AlpamayoPolicy:
         noise = normal(seeds, 2 * actions.shape[1], PLAN_STREAM).reshape(actions.shape)
         time = training_times(self._tensor(uniform(seeds, 1, TEXT_STREAM)[:, 0], np.float32))
         with nullcontext() if self._train_backbone else torch.no_grad():
-            prefix = self._prefix(batch, None)
+            prefix = self._model.read(batch)
         return flow_loss(self._model.velocity(prefix), actions.float(), self._tensor(noise, np.float32), time)
 
     def _tensor(self, values: NDArray[Any], dtype: type) -> Tensor:

@@ -7,13 +7,15 @@ it (beyond the last bits of the logits).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from alpagym_alpamayo_r1.model import AlpamayoModel, Prefix
+from alpagym_alpamayo_r1.architecture import Architecture
+from alpagym_alpamayo_r1.model import Choose, Prefix
 from alpagym_runtime.random import uniform
 from alpagym_runtime.types import Sampling
 
@@ -34,8 +36,18 @@ class Completion:
     mask: Tensor
 
 
+class Writer(Protocol):
+    """Who writes tokens after a prefix: the model, or an engine."""
+
+    architecture: Architecture
+
+    def write(self, prefix: Prefix, choose: Choose, steps: int, stop_id: int | None = None) -> Tensor:
+        """See `AlpamayoModel.write`."""
+        ...
+
+
 def complete(
-    model: AlpamayoModel,
+    model: Writer,
     prefix: Prefix,
     seeds: NDArray[np.uint64],
     sampling: Sampling,
