@@ -14,7 +14,7 @@ from alpagym_alpamayo_r1.action_expert import FourierFeatures, euler, flow_loss,
 from alpagym_alpamayo_r1.architecture import BACKBONES, LAYOUTS, read_architecture
 from alpagym_alpamayo_r1.checkpoints import expected_shapes
 from alpagym_alpamayo_r1.prompt import LAYOUTS as PROMPTS
-from alpagym_alpamayo_r1.sampling import complete, log_distribution, reason_then_denoise
+from alpagym_alpamayo_r1.sampling import complete, log_distribution
 from alpagym_alpamayo_r1.targets import TARGETS
 from alpagym_alpamayo_r1.tiny import TinySize, make_config, make_tiny
 from alpagym_alpamayo_r1.tiny import example_drive as drive
@@ -143,20 +143,6 @@ def test_completions_follow_their_seeds(tiny):
     first, words = model.architecture.first_id, model.architecture.traj_vocab_size
     barred = complete(model, prefix, seeds, sampling, steps=12, stop_id=stop, bar_trajectory=True)
     assert not ((barred.ids >= first) & (barred.ids < first + words)).any()
-
-
-def test_reasoning_comes_before_the_experts_plan(tiny):
-    model, processor = tiny
-    batch = processor.encode([drive(8.0), drive(12.0)], PROMPTS["rl_1_5"], generate=True)
-    noise = torch.randn(2, 64, 2, generator=torch.Generator().manual_seed(0))
-    seeds = np.array([1, 2], np.uint64)
-    written, actions = reason_then_denoise(model, batch, seeds, Sampling(), noise, steps=6)
-    assert written.ids.shape[0] == 2
-    assert written.mask[:, 0].all()
-    assert actions.isfinite().all()
-    # Other words before it, another plan.
-    _, others = reason_then_denoise(model, batch, seeds + np.uint64(5), Sampling(), noise, steps=6)
-    assert not torch.equal(actions, others)
 
 
 def test_a_prefix_ends_at_the_last_marker_whatever_follows(tiny):

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from alpagym_alpamayo_r1.action_expert import Chain
 from alpagym_alpamayo_r1.config import Alpamayo1Config, Alpamayo15Config, AlpamayoTinyConfig
 from alpagym_alpamayo_r1.policy import known_history
 from alpagym_plugins import ConfigError
-from alpagym_runtime.testing.conformance import PolicyConformance, TrainablePolicyConformance
+from alpagym_runtime.testing.conformance import TrainablePolicyConformance
 from alpagym_runtime.testing.examples import example_observation
 from alpagym_runtime.types import ImitatingPolicy, Sampling
 
@@ -29,11 +30,30 @@ class TestTokensWithoutPictures(TrainablePolicyConformance):
         return AlpamayoTinyConfig().build()
 
 
-class TestExpert(PolicyConformance):
+class TestExpert(TrainablePolicyConformance):
     sizes = (1, 3, 8, 9)
+    # A factor is the density of 128 coordinates: float32 rounding of each mean, over a noise of 0.05 to 0.16.
+    score_tolerance = 1e-5
 
     def make(self):
         return AlpamayoTinyConfig(head="expert").build()
+
+
+class TestReasoningThenTokens(TrainablePolicyConformance):
+    sampling = Sampling(temperature=0.6, top_p=0.98)
+    sizes = (1, 2, 3)
+
+    def make(self):
+        return AlpamayoTinyConfig(reasoning_tokens=6, rows=2).build()
+
+
+class TestReasoningThenExpert(TrainablePolicyConformance):
+    sampling = Sampling(temperature=0.6, top_p=0.98)
+    sizes = (1, 2, 3)
+    score_tolerance = 1e-5
+
+    def make(self):
+        return AlpamayoTinyConfig(head="expert", reasoning_tokens=6, rows=2, train_backbone=True).build()
 
 
 def test_imitation_lowers_the_loss():
@@ -58,13 +78,102 @@ def test_imitation_lowers_the_loss():
     assert np.abs(plan[:, :10] - target[:, :10]).max() < 1.0
 
 
-def test_the_expert_has_no_log_probability():
-    policy = AlpamayoTinyConfig(head="expert").build()
+def test_without_noise_the_expert_has_no_log_probability():
+    policy = AlpamayoTinyConfig(head="expert", noise_level=0.0).build()
     observation = example_observation(policy.spec, 2)
     decision = policy.act(observation, np.arange(2, dtype=np.uint64), Sampling())
     assert not decision.log_prob_mask.any()
-    with pytest.raises(ConfigError, match="policy.head"):
+    with pytest.raises(ConfigError, match="policy.noise_level"):
         policy.score(observation, decision, Sampling())
+
+
+def test_only_the_expert_learns_unless_asked():
+    for train_backbone in (False, True):
+        policy = AlpamayoTinyConfig(head="expert", rows=2, train_backbone=train_backbone).build()
+        observation = example_observation(policy.spec, 2)
+        decision = policy.act(observation, np.arange(2, dtype=np.uint64), Sampling())
+        policy.score(observation, decision, Sampling()).log_prob.sum().backward()
+        learns = {
+            name.split(".")[0] for name, p in policy.module.named_parameters() if p.grad is not None and p.grad.any()
+        }
+        assert learns == {"expert", "action_in_proj", "action_out_proj"} | ({"vlm"} if train_backbone else set())
+
+
+def test_the_chain_keeps_the_distribution_of_the_flow():
+    # Data N(3, 0.5²) and noise N(0, 1): x_t ~ N(3 t, s²) with s² = 0.25 t² + (1 - t)², and the exact velocity is
+    # E[data - noise | x_t] = 3 + (0.25 t - (1 - t)) / s² · (x - 3 t). 200 steps: x_1 ~ N(3, 0.5²) with any noise.
+    def velocity(x, time):
+        t = time[:, None, None]
+        return 3 + (0.25 * t - (1 - t)) / (0.25 * t**2 + (1 - t) ** 2) * (x - 3 * t)
+
+    noise = torch.randn(4000, 201, 1, 1, generator=torch.Generator().manual_seed(1))
+    for level in (0.3, 1.0):
+        x, log_prob = Chain(200, level).sample(velocity, noise)
+        # Standard errors: 0.5 / sqrt(4000) = 0.008 of the mean, 0.0056 of the deviation.
+        assert x[:, -1].mean() == pytest.approx(3.0, abs=0.03)
+        assert x[:, -1].std() == pytest.approx(0.5, abs=0.025)
+        assert torch.equal(Chain(200, level).log_prob(velocity, x), log_prob)
+
+
+def test_the_density_of_a_step():
+    # One step from x = 1 with v = 2, level 0.5: t = 0, dt = 1, mean = 1 + 2 - 0.125 · 1 = 2.875, std = 0.5. Noise 1:
+    # x_1 = 3.375, log-density = -1/2 - ln 0.5 - ln(2 pi) / 2 = -0.72579.
+    x, log_prob = Chain(1, 0.5).sample(lambda x, t: torch.full_like(x, 2.0), torch.ones(1, 2, 1, 1))
+    assert x[0, 1].item() == pytest.approx(3.375)
+    assert log_prob.item() == pytest.approx(-0.72579, abs=1e-5)
+
+
+@pytest.mark.parametrize("head", ["tokens", "expert"])
+def test_a_row_that_is_not_finite_fails_alone(head):
+    policy = AlpamayoTinyConfig(head=head, rows=1, noise_level=0.5).build()
+    observation = example_observation(policy.spec, 2)
+    whole = policy.act(observation, np.arange(2, dtype=np.uint64), Sampling())
+    observation["ego_history_rig"][1, -2, 0] = np.nan
+    decision = policy.act(observation, np.arange(2, dtype=np.uint64), Sampling())
+    assert decision.error is not None
+    assert decision.error[0] is None
+    assert "not finite" in decision.error[1]
+    np.testing.assert_array_equal(decision.plan_rig[0], whole.plan_rig[0])
+
+
+def test_reasoning_is_text_in_the_trace():
+    policy = AlpamayoTinyConfig(reasoning_tokens=5, rows=2).build()
+    decision = policy.act(example_observation(policy.spec, 2), np.arange(2, dtype=np.uint64), Sampling())
+    ids, text = decision.trace["reasoning"], decision.trace["text"]
+    assert ids.shape == (2, 5)
+    row = bytes(text.values[text.offsets[0] : text.offsets[1]]).decode()
+    assert row == policy.processor.tokenizer.decode(ids[0][ids[0] >= 0].tolist())
+    assert decision.log_prob.shape == (2, 5 + 128)
+
+
+@pytest.mark.slow
+def test_the_expert_imitates():
+    policy = AlpamayoTinyConfig(head="expert", rows=16, train_backbone=True).build()
+    observation = example_observation(policy.spec, 16)
+    target = np.zeros((16, 64, 3), np.float32)
+    target[..., 0] = observation["ego_dynamics_rig"][:, :1] * np.arange(1, 65) * 0.1
+    optimiser = torch.optim.AdamW(policy.module.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(250):
+        loss = policy.imitation_loss(observation, target).mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    # The targets are actions near 0, so the velocity to learn is -noise, of power 1.
+    assert np.mean(losses[:10]) == pytest.approx(1.0, abs=0.2)
+    assert np.mean(losses[-20:]) < 0.7
+
+
+def test_flow_matching_draws_new_noise_with_new_weights_only():
+    policy = AlpamayoTinyConfig(head="expert", rows=2).build()
+    observation, target = example_observation(policy.spec, 2), np.zeros((2, 64, 3), np.float32)
+    first = policy.imitation_loss(observation, target)
+    assert torch.equal(policy.imitation_loss(observation, target), first)
+    with torch.no_grad():
+        policy.module.action_out_proj.weight.mul_(1.0 + 1e-6)
+    # 1e-6 more weight is no other loss; other noise is.
+    assert (policy.imitation_loss(observation, target) - first).abs().min() > 1e-3
 
 
 def test_a_converted_checkpoint_drives(training):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from alpagym_alpamayo_r1.architecture import LAYOUTS as RELEASES
-from alpagym_alpamayo_r1.processing import Processor, make_image_processor, place, trajectory_bins
+from alpagym_alpamayo_r1.processing import Patches, Processor, make_image_processor, place, trajectory_bins
 from alpagym_alpamayo_r1.prompt import IMAGE, LAYOUTS, PromptLayout, render
 from alpagym_alpamayo_r1.tiny import TinySize, make_tiny
 from alpagym_alpamayo_r1.tiny import example_drive as drive
@@ -190,3 +190,37 @@ START, END, FIRST = 5001, 5002, 1000
 def test_reading_of_a_completion(ids, expected):
     bins = trajectory_bins(ids, first_id=FIRST, bins=10, count=4, start_id=START, end_id=END)
     assert bins.tolist() == expected
+
+
+def test_prompts_of_histories_are_those_of_samples():
+    model, processor = make_tiny()
+    samples = [drive(8.0, 1, cameras=(1, 3), frames=2), drive(12.0, 2, cameras=(1, 3), frames=2)]
+    layout = LAYOUTS["rl_1_5"]
+    expected = processor.encode(samples, layout, generate=True)
+    got = processor.prompts(
+        layout,
+        np.stack([s.history_xyz for s in samples]).astype(np.float32),
+        np.stack([s.history_yaw for s in samples]).astype(np.float32),
+        (1, 3),
+        2,
+        tuple(expected.image_grid_thw[0].tolist()),
+    )
+    assert torch.equal(got.input_ids, expected.input_ids)
+    assert torch.equal(got.image_grid_thw, expected.image_grid_thw)
+    # All rows have the first one's positions.
+    assert torch.equal(model.positions(got.first()).expand(-1, 2, -1), model.positions(expected))
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "fits"), [(64, 96, True), (96, 64, True), (60, 96, False), (128, 128, False)]
+)
+def test_patches_are_the_image_processors(height, width, fits):
+    _, processor = make_tiny()
+    patches = Patches(processor.image_processor)
+    assert patches.fits(height, width) is fits
+    if fits:
+        pictures = np.random.default_rng(0).integers(0, 256, (3, height, width, 3), np.uint8)
+        values, grid = patches(pictures)
+        expected, expected_grid = processor.images(list(pictures))
+        assert torch.equal(grid, expected_grid)
+        np.testing.assert_allclose(values, expected, atol=1e-6)

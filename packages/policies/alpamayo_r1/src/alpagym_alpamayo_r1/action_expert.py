@@ -4,15 +4,20 @@ Flow matching: x_t = t · x + (1 - t) · noise, and the expert predicts x - nois
 1)), which looks mostly at noisy actions; at inference ten Euler steps go from t = 0 to 1. The T action tokens see each
 other (not causally) and every valid token of the prefix up to `<|traj_future_start|>`.
 
+For RL the ten steps can be drawn instead: `Chain` adds noise to each Euler step and takes it back through the drift, so
+that x_t keeps its distribution, and every step is a Gaussian whose density `score` computes again.
+
 Parameter names are those of the released checkpoints: `encoder.trunk.<i>`, `norm`, `layers.<i>`.
 
-Source: sizes, names and schedule as published by NVlabs/alpamayo; flow matching arXiv:2210.02747.
+Source: sizes, names and schedule as published by NVlabs/alpamayo; flow matching arXiv:2210.02747; the step with noise
+arXiv:2505.05470 (equation 9), with another noise schedule.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -97,6 +102,70 @@ def euler(velocity: Velocity, noise: Tensor, steps: int) -> Tensor:
     for k in range(steps):
         x = x + dt * velocity(x, torch.full((len(x),), k * dt, device=x.device)).float()
     return x
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Denoising by `steps` steps that are drawn, x_0 … x_S: x_(k+1) ~ N(mean_k(x_k), std_k²) a coordinate.
+
+    The flow dx = v dt keeps its marginals when noise of variance g² dt comes in and the drift gets g²/2 times the
+    score, which at x_t = t x + (1 - t) noise is -(x_t - t v) / (1 - t). With g² = level² (1 - t) nothing divides by 0
+    at either end: mean = x + dt (v - level²/2 (x - t v)) and std = level · sqrt((1 - t) dt).
+
+    Attributes:
+        steps: S.
+        level: of the noise, > 0; towards 0 the chain becomes `euler`.
+
+    """
+
+    steps: int
+    level: float
+
+    def sample(self, velocity: Velocity, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw a chain.
+
+        Args:
+            velocity: the expert.
+            noise: [B,S+1,T,D] standard normal; the first is x_0.
+
+        Returns:
+            x [B,S+1,T,D] f32 and the log-density [B,S] f64 of each step.
+
+        """
+        x = [noise[:, 0].float()]
+        log_prob = []
+        for k in range(self.steps):
+            mean, std = self._step(velocity, x[-1], k)
+            x.append((mean + std * noise[:, k + 1].double()).float())
+            log_prob.append(_log_density(x[-1], mean, std))
+        return torch.stack(x, 1), torch.stack(log_prob, 1)
+
+    def log_prob(self, velocity: Velocity, x: Tensor) -> Tensor:
+        """Log-density [B,S] f64 of the steps of chains [B,S+1,T,D]; differentiable in the expert's weights."""
+        factors = []
+        for k in range(self.steps):
+            mean, std = self._step(velocity, x[:, k], k)
+            factors.append(_log_density(x[:, k + 1], mean, std))
+        return torch.stack(factors, 1)
+
+    @property
+    def entropy(self) -> float:
+        """Differential entropy of a coordinate of a step, nat, averaged over the steps; a constant of the schedule."""
+        stds = [self.level * math.sqrt((1.0 - k / self.steps) / self.steps) for k in range(self.steps)]
+        return sum(0.5 * math.log(2.0 * math.pi * math.e * std * std) for std in stds) / self.steps
+
+    def _step(self, velocity: Velocity, x: Tensor, k: int) -> tuple[Tensor, float]:
+        """Mean [B,T,D] f64 and standard deviation of step k."""
+        t, dt = k / self.steps, 1.0 / self.steps
+        v = velocity(x, torch.full((len(x),), t, device=x.device)).double()
+        mean = x.double() + dt * (v - 0.5 * self.level**2 * (x.double() - t * v))
+        return mean, self.level * math.sqrt((1.0 - t) * dt)
+
+
+def _log_density(x: Tensor, mean: Tensor, std: float) -> Tensor:
+    """[B] log-density of x [B,T,D] f32 under independent Gaussians."""
+    z = (x.double() - mean) / std
+    return (-0.5 * z * z - math.log(std) - 0.5 * math.log(2.0 * math.pi)).sum((-2, -1))
 
 
 def training_times(uniform: Tensor) -> Tensor:

@@ -54,6 +54,16 @@ def rope_positions(
     return positions
 
 
+def image_features(
+    vlm: Qwen3VLForConditionalGeneration, pixel_values: Tensor, image_grid_thw: Tensor | None
+) -> tuple[Tensor, list[Tensor]]:
+    """Embeddings [P,W] of pictures, and the features [P,W] that go into each of the first layers."""
+    out = vlm.model.visual(pixel_values, grid_thw=image_grid_thw)
+    if isinstance(out, tuple):  # 4.57
+        return out[0], out[1]
+    return out.pooler_output, out.deepstack_features
+
+
 def copy_cache(cache: DynamicCache) -> DynamicCache:
     """A new cache over the same keys and values; extending one leaves the other."""
     copied = DynamicCache()

@@ -24,6 +24,7 @@ CAMERA_NAMES = (
 )
 RELEASED_CAMERAS = ("cross_left_120fov", "front_wide_120fov", "cross_right_120fov", "front_tele_30fov")
 HEADS = ("tokens", "expert")
+ENGINES = ("eager", "graph")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -52,16 +53,28 @@ class _Driving:
     """What all Alpamayo policies share.
 
     Attributes:
-        head: tokens (128 trajectory tokens; trainable) | expert (flow matching; acts only).
+        head: what makes the plan: tokens (128 trajectory tokens) | expert (flow matching, ten steps).
+        reasoning_tokens: most tokens of reasoning before the plan; 0: none is asked for.
+        noise_level: of the expert's steps when it samples, in units of its first noise; 0: only the first noise is
+            drawn, and no log-probability is known.
+        train_backbone: with head expert, let gradients of a score through to the backbone.
         cameras: which it sees, in the order of `CAMERA_NAMES`.
         frames: pictures a camera, 0.1 s apart.
         height, width: px of a rendered picture.
+        engine: eager | graph (static cache, compiled and captured on a GPU; pictures seen before are not seen again).
+            graph acts; scores come from the plain model, whose numbers differ in the last bits.
+        context: with engine graph, most tokens of prompt and completion together.
         rows: observations of one forward; a batch is cut into forwards of exactly this many, the last one padded, so
             that a row's bits do not depend on its company.
 
     """
 
     head: str = "tokens"
+    reasoning_tokens: int = 0
+    noise_level: float = 0.5
+    train_backbone: bool = False
+    engine: str = "eager"
+    context: int = 4096
     cameras: list[str] = field(default_factory=lambda: list(RELEASED_CAMERAS))
     frames: int = 4
     height: int = 320
@@ -70,6 +83,10 @@ class _Driving:
 
     def __post_init__(self) -> None:
         check_choice("head", self.head, HEADS)
+        check_choice("engine", self.engine, ENGINES)
+        check_range("context", self.context, minimum=256, maximum=262_144)
+        check_range("reasoning_tokens", self.reasoning_tokens, minimum=0, maximum=4096)
+        check_range("noise_level", self.noise_level, minimum=0.0, maximum=2.0)
         for name in self.cameras:
             check_choice("cameras", name, CAMERA_NAMES)
         if self.cameras != sorted(set(self.cameras), key=CAMERA_NAMES.index):

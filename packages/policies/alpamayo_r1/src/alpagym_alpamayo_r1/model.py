@@ -96,6 +96,11 @@ class AlpamayoModel(nn.Module):
         return UnicycleActionSpace.from_config(self.architecture.action_space)
 
     @property
+    def denoising_steps(self) -> int:
+        """Steps from noise to actions at inference."""
+        return int(self.architecture.diffusion.get("num_inference_steps", 10))
+
+    @property
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.vlm.device
@@ -122,7 +127,7 @@ class AlpamayoModel(nn.Module):
         """Read a batch whose rows end where the model goes on."""
         cache = DynamicCache()
         logits = self._read(batch, cache, 1)[:, -1].float()
-        positions = self._positions(batch)
+        positions = self.positions(batch)
         return Prefix(cache, batch.attention_mask.bool(), positions[:, :, -1].amax(0) + 1, logits)
 
     def read_up_to(self, batch: Batch, token_id: int) -> Prefix:
@@ -136,10 +141,34 @@ class AlpamayoModel(nn.Module):
         index = torch.arange(is_it.shape[1], device=is_it.device)
         last = torch.where(is_it, index, -1).amax(-1)
         valid = batch.attention_mask.bool() & (index <= last[:, None])
-        positions = self._positions(batch)
+        positions = self.positions(batch)
         at = positions.gather(2, last[None, :, None].expand(3, -1, 1))[:, :, 0].amax(0)
         rows = torch.arange(len(last), device=last.device)
         return Prefix(cache, valid, at + 1, logits[rows, last].float())
+
+    def extend(self, prefix: Prefix, ids: Tensor, valid: Tensor) -> Prefix:
+        """Read further tokens [B,M] behind a prefix, which stays as it is.
+
+        Args:
+            prefix: of B rows.
+            ids: [B,M]; anything where not valid.
+            valid: [B,M] bool, the first of each row True.
+
+        """
+        cache = compat.copy_cache(prefix.cache)
+        both = torch.cat([prefix.valid, valid], 1)
+        count = valid.long().cumsum(-1)
+        out = self.vlm(
+            input_ids=torch.where(valid, ids, 0),
+            attention_mask=both.long(),
+            position_ids=(prefix.next_position[:, None] + count - 1).expand(3, -1, -1),
+            use_cache=True,
+            **compat.with_cache(cache),
+        )
+        index = torch.arange(ids.shape[1], device=ids.device)
+        last = torch.where(valid, index, -1).amax(-1)
+        rows = torch.arange(len(ids), device=ids.device)
+        return Prefix(cache, both, prefix.next_position + count[:, -1], out.logits[rows, last].float())
 
     def write(self, prefix: Prefix, choose: Choose, steps: int, stop_id: int | None = None) -> Tensor:
         """Write up to `steps` tokens after a prefix: ids [B,S]; the prefix stays as it is.
@@ -214,8 +243,7 @@ class AlpamayoModel(nn.Module):
 
     def sample_actions(self, prefix: Prefix, noise: Tensor, steps: int | None = None) -> Tensor:
         """Normalised actions [B,T,2] f32 from noise [B,T,2]; by default as many steps as the config says."""
-        count = int(self.architecture.diffusion.get("num_inference_steps", 10)) if steps is None else steps
-        return euler(self.velocity(prefix), noise, count)
+        return euler(self.velocity(prefix), noise, self.denoising_steps if steps is None else steps)
 
     def expert_loss(self, batch: Batch, noise: Tensor, time: Tensor, *, train_backbone: bool = False) -> Tensor:
         """[B] flow-matching loss of the second stage; by default no gradient reaches the backbone.
@@ -241,7 +269,7 @@ class AlpamayoModel(nn.Module):
         out = self.vlm(
             input_ids=batch.input_ids,
             attention_mask=batch.attention_mask,
-            position_ids=self._positions(batch),
+            position_ids=self.positions(batch),
             pixel_values=None if batch.pixel_values is None else batch.pixel_values.to(self.vlm.dtype),
             image_grid_thw=batch.image_grid_thw,
             use_cache=cache is not None,
@@ -251,7 +279,10 @@ class AlpamayoModel(nn.Module):
         )
         return out.logits
 
-    def _positions(self, batch: Batch) -> Tensor:
+    def positions(self, batch: Batch) -> Tensor:
+        """Rope positions [3,B,L] (time, height, width) of a batch's tokens."""
+        if batch.positions is not None:
+            return batch.positions
         return compat.rope_positions(self.vlm, batch.input_ids, batch.attention_mask, batch.image_grid_thw)
 
     def _is_trajectory(self, ids: Tensor) -> Tensor:

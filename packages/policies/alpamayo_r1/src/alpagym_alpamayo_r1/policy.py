@@ -1,16 +1,21 @@
 """Alpamayo as a policy of the contract: observations in, plans out, by trajectory tokens or by the action expert.
 
-`tokens`: 128 tokens, each drawn among the future's bins only (an unconstrained completion need not be a plan at all),
-with temperature and top-p of the sampling; `log_prob` has a factor a token, and `score` computes the same factors from
-one forward over the written tokens. `expert`: ten Euler steps from counter-based noise; acts only.
+A decision is written in up to two parts: reasoning (`reasoning_tokens`, free text up to `<|traj_future_start|>`), then
+the plan. `tokens`: 128 tokens, each drawn among the future's bins only (an unconstrained completion need not be a plan
+at all). `expert`: ten denoising steps, each drawn (`action_expert.Chain`). `log_prob` has one factor a token of
+reasoning, then one a trajectory token or denoising step; `score` computes the same factors again from the trace: tokens
+by one forward over what was written, under the same temperature and top-p, and steps from the recorded chain.
 
 A batch is cut into forwards of exactly `rows` observations: a row's bits then do not depend on what stands beside it.
+All rows of a forward have the same words but for their histories, so nothing is padded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +24,42 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from alpagym_alpamayo_r1.action_expert import Chain, euler, flow_loss, training_times
 from alpagym_alpamayo_r1.checkpoints import load_model
 from alpagym_alpamayo_r1.config import CAMERA_NAMES, Alpamayo1Config, Alpamayo15Config, AlpamayoTinyConfig
-from alpagym_alpamayo_r1.model import AlpamayoModel
-from alpagym_alpamayo_r1.processing import Batch, Processor, Sample
+from alpagym_alpamayo_r1.engine import GraphEngine
+from alpagym_alpamayo_r1.model import AlpamayoModel, Prefix
+from alpagym_alpamayo_r1.processing import Batch, Patches, Processor
 from alpagym_alpamayo_r1.prompt import PromptLayout
-from alpagym_alpamayo_r1.sampling import inverse_draw, log_distribution
+from alpagym_alpamayo_r1.sampling import complete, inverse_draw, log_distribution
 from alpagym_alpamayo_r1.tiny import TinySize, make_tiny
+from alpagym_alpamayo_r1.vision_cache import VisionCache
 from alpagym_plugins import ConfigError
 from alpagym_runtime.geometry import wrap_angle
-from alpagym_runtime.random import normal, uniform
-from alpagym_runtime.types import Decision, Observation, PolicySpec, Sampling, Score
+from alpagym_runtime.random import mix, normal, uniform
+from alpagym_runtime.types import Decision, Observation, PolicySpec, Ragged, Sampling, Score
 
 Config = Alpamayo1Config | Alpamayo15Config | AlpamayoTinyConfig
 
+TEXT_STREAM, PLAN_STREAM = 1, 0  # of a decision's seed
+
+
+@dataclass(frozen=True)
+class Written:
+    """Reasoning that B rows wrote.
+
+    Attributes:
+        ids: [B,R] i64, -1 behind the end; a row that came to `<|traj_future_start|>` holds it last.
+        log_prob: [B,R] f32, 0 behind the end.
+
+    """
+
+    ids: Tensor
+    log_prob: Tensor
+
 
 class AlpamayoPolicy:
-    """See the module's text; implements `alpagym_runtime.types.ImitatingPolicy` (head "tokens")."""
+    """See the module's text; implements `alpagym_runtime.types.ImitatingPolicy`."""
 
     def __init__(self, config: Config, model: AlpamayoModel, processor: Processor, device: str = "cpu") -> None:
         self.spec: PolicySpec = config.spec()
@@ -51,8 +75,30 @@ class AlpamayoPolicy:
             raise ConfigError("'expert' needs a checkpoint with an action expert; this one has none", key="head")
         architecture = model.architecture
         pictures = ("image",) if self._cameras else ()
+        self._reasons = config.reasoning_tokens
+        self._train_backbone = config.train_backbone
+        self._noise_level = config.noise_level
+        self._frames = config.frames
+        self._patches = Patches(processor.image_processor, self.device)
+        self._exact = not self._cameras or self._patches.fits(config.height, config.width)
+        self._engine = GraphEngine(self._model, self._rows, config.context) if config.engine == "graph" else None
+        self._seen: VisionCache | None = None
+        if self._engine is not None and self._cameras:
+            if not self._exact:
+                raise ConfigError(
+                    f"engine graph takes pictures as they are; {config.height} x {config.width} px would be resized to "
+                    "the checkpoint's range of pixels",
+                    key="policy.height",
+                )
+            # Twice what a forward sees: what left the window of one slot is rarely asked for again.
+            self._seen = VisionCache(
+                self._engine.see, self._patches, 2 * self._rows * len(self._cameras) * self._frames
+            )
+        asked = ("cot",) if self._reasons else ("traj_future",)
         self.layout = PromptLayout(
-            (*pictures, "traj_history", "prompt", "traj_future"),
+            (*pictures, "traj_history", "prompt", *asked),
+            ("cot", "traj_future") if self._reasons else ("traj_future",),
+            (),
             camera_names=architecture.camera_names,
             frames="numbered" if architecture.frame_numbers else "none",
         )
@@ -60,59 +106,130 @@ class AlpamayoPolicy:
     # ---------------------------------------------------------------- acting
 
     def act(self, observations: Observation, seeds: NDArray[np.uint64], sampling: Sampling) -> Decision:
-        """Plans [N,64,3]; the bins of the tokens [N,128] stay in the trace as `tokens`."""
-        count = len(seeds)
-        parts = [
-            self._tokens(batch, seeds[rows], sampling) if self._head == "tokens" else self._denoise(batch, seeds[rows],
-                                                                                                    sampling)
-            for rows, batch in self._forwards(observations, count)
-        ]  # fmt: skip
-        return Decision.concatenate(parts).take(np.arange(count))
+        """Plans [N,64,3].
+
+        The trace has what `score` needs: `tokens` [N,128] i64 bins or `denoising` [N,S+1,64,2] f32, `reasoning` [N,R]
+        i64 ids (-1 behind the end); and `text`, a row of UTF-8 bytes each, markers included. A row with a number that
+        is not finite is decided once more, in another forward, then fails alone; one that was given such a number
+        fails at once.
+        """
+        decision = self._act(observations, seeds, sampling)
+        known = _known(observations)
+        bad = np.flatnonzero(known & ~_finite(decision))
+        if len(bad):
+            again = self._act({name: values[bad] for name, values in observations.items()}, seeds[bad], sampling)
+            order = np.arange(len(seeds))
+            order[bad] = len(seeds) + np.arange(len(bad))
+            decision = Decision.concatenate([decision, again]).take(order)
+        failed = ~(known & _finite(decision))
+        if failed.any():
+            decision.plan_rig[failed] = 0.0
+            decision.log_prob[failed] = 0.0
+            texts = ["its history is not finite", "the model gave numbers that are not finite, twice"]
+            error = [texts[int(k)] if f else None for f, k in zip(failed, known, strict=True)]
+            decision.error = np.array(error, object)
+        return decision
 
     def score(self, observations: Observation, decisions: Decision, sampling: Sampling) -> Score:
-        """Log-probability [N,128] of the recorded tokens and the mean entropy [N] of their distributions.
+        """Log-probability [N,J] of what the trace holds, and the mean entropy [N] of the plan's distributions.
 
         Raises:
-            ConfigError: the head is the expert, whose plans have no density here.
+            ConfigError: the decisions hold no chain: the expert drew them with noise_level 0, or in mode mean.
 
         """
-        self._need_tokens("score")
-        bins = np.asarray(decisions.trace["tokens"])
+        if self._head == "expert" and "denoising" not in decisions.trace:
+            raise ConfigError(
+                "decisions of the expert have a log-probability only where they were sampled with noise above 0",
+                key="policy.noise_level",
+            )
         factors, entropies = [], []
-        for rows, batch in self._forwards(observations, len(bins)):
-            log_probs = log_distribution(self._logits(batch, bins[rows]), sampling, self._tensor(bins[rows]))
-            chosen = log_probs.gather(-1, self._tensor(bins[rows])[..., None])[..., 0]
-            factors.append(chosen)
-            # exp(-inf) · -inf is NaN, also in the gradient.
-            safe = torch.where(log_probs.isfinite(), log_probs, torch.zeros_like(log_probs))
-            entropies.append(-(log_probs.exp() * safe).sum(-1).mean(-1))
-        count = len(bins)
-        return Score(torch.cat(factors)[:count].float(), torch.cat(entropies)[:count].float())
+        for rows, batch in self._forwards(observations, len(decisions)):
+            part = self._score_tokens if self._head == "tokens" else self._score_steps
+            log_prob, entropy = part(batch, decisions, rows, sampling)
+            factors.append(log_prob.float())
+            entropies.append(entropy.float())
+        count = len(decisions)
+        return Score(torch.cat(factors)[:count], torch.cat(entropies)[:count])
 
     def imitation_loss(self, observations: Observation, target_plan_rig: NDArray[np.float32]) -> Tensor:
-        """[N] mean cross-entropy of the tokens of target plans [N,64,3], among the future's bins."""
-        self._need_tokens("be imitated")
+        """[N] loss against target plans [N,64,3]: mean cross-entropy of their tokens, or the expert's flow matching.
+
+        The noise of flow matching is a function of the targets and of the weights, which every step changes: a run that
+        is resumed draws what the unbroken one draws.
+
+        Raises:
+            ConfigError: the policy reasons first, and the targets have no words.
+
+        """
+        if self._reasons:
+            raise ConfigError("must be 0 to imitate plans: they come without words", key="policy.reasoning_tokens")
         losses = []
         for rows, batch in self._forwards(observations, len(target_plan_rig)):
-            plan = torch.from_numpy(np.asarray(target_plan_rig[rows], np.float32)).to(self.device)
+            plan = self._tensor(target_plan_rig[rows], np.float32)
             xyz = torch.cat([plan[..., :2], torch.zeros_like(plan[..., :1])], -1)
-            bins = self._model.future.encode(batch.history_xyz, batch.history_yaw, xyz, plan[..., 2])
-            logits = self._logits(batch, bins.cpu().numpy())
-            each = nn.functional.cross_entropy(logits.flatten(0, 1), bins.flatten(), reduction="none")
-            losses.append(each.view_as(bins).mean(-1))
+            loss = self._token_loss if self._head == "tokens" else self._flow_loss
+            losses.append(loss(batch, xyz, plan[..., 2]))
         return torch.cat(losses)[: len(target_plan_rig)]
 
     def load(self, state: Mapping[str, Any], version: int) -> None:
-        """Take new weights, all of them; there are no caches."""
+        """Take new weights, all of them; features of pictures are kept by version."""
         self.module.load_state_dict(state)
         self.version = version
 
     # ---------------------------------------------------------------- parts
 
-    def _tokens(self, batch: Batch, seeds: NDArray[np.uint64], sampling: Sampling) -> Decision:
+    def _act(self, observations: Observation, seeds: NDArray[np.uint64], sampling: Sampling) -> Decision:
+        count, parts = len(seeds), []
+        write = self._write_tokens if self._head == "tokens" else self._denoise
+        with torch.no_grad():
+            for rows, batch in self._forwards(observations, count, pixels=self._seen is None):
+                prefix, written = self._read(batch, observations, rows), None
+                if self._reasons:
+                    written = self._reason(prefix, seeds[rows], sampling)
+                    ids, valid, _ = self._closed(written.ids)
+                    prefix = self._model.extend(prefix, ids, valid)
+                parts.append(self._decision(written, *write(batch, prefix, seeds[rows], sampling)))
+        return Decision.concatenate(parts).take(np.arange(count))
+
+    def _reason(self, prefix: Prefix, seeds: NDArray[np.uint64], sampling: Sampling) -> Written:
+        done = complete(
+            self._engine or self._model,
+            prefix,
+            mix(seeds, np.uint64(TEXT_STREAM)),
+            sampling,
+            steps=self._reasons,
+            stop_id=self._marker,
+            bar_trajectory=True,
+        )
+        missing = (0, self._reasons - done.ids.shape[1])
+        ids = nn.functional.pad(torch.where(done.mask, done.ids, -1), missing, value=-1)
+        return Written(ids, nn.functional.pad(torch.where(done.mask, done.log_prob, 0.0), missing))
+
+    def _closed(self, reasoning: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Reasoning [B,R] with the marker behind it: ids [B,R+1], which are valid, and the marker's index [B]."""
+        length = (reasoning >= 0).sum(-1)
+        last = torch.where(reasoning.eq(self._marker).any(-1), length - 1, length)
+        ids = nn.functional.pad(reasoning, (0, 1), value=-1).scatter(1, last[:, None], self._marker)
+        return ids, ids >= 0, last
+
+    def _after(self, batch: Batch, reasoning: Tensor) -> tuple[Batch, Tensor]:
+        """The batch with reasoning [B,R] and the marker behind it, and the index [B] of that marker."""
+        ids, valid, last = self._closed(reasoning)
+        longer = replace(
+            batch,
+            input_ids=torch.cat([batch.input_ids, ids.clamp(min=0)], 1),
+            attention_mask=torch.cat([batch.attention_mask, valid.long()], 1),
+            positions=None,
+        )
+        return longer, batch.input_ids.shape[1] + last
+
+    def _write_tokens(
+        self, batch: Batch, prefix: Prefix, seeds: NDArray[np.uint64], sampling: Sampling
+    ) -> tuple[Tensor, Tensor, dict[str, NDArray[Any]]]:
+        """Plans [B,64,3], log-probabilities [B,128] and trace."""
         first = self._model.architecture.first_id
         bins_of, tokens = self._model.architecture.future_bins, self._model.architecture.future_tokens
-        draws = torch.from_numpy(uniform(seeds, tokens)).to(self.device)
+        draws = torch.from_numpy(uniform(seeds, tokens, PLAN_STREAM)).to(self.device)
         log_probs: list[Tensor] = []
 
         def choose(logits: Tensor, step: int) -> Tensor:
@@ -121,82 +238,216 @@ class AlpamayoPolicy:
             log_probs.append(among.gather(-1, bins[:, None])[:, 0])
             return bins + first
 
-        with torch.no_grad():
-            ids = self._model.write(self._model.read(batch), choose, tokens)
-            path = self._model.decode_tokens(ids, batch)
-        plan = torch.cat([path.xy, path.yaw[..., None]], -1).cpu().numpy()
-        factors = torch.stack(log_probs, -1).float().cpu().numpy()
-        trace = {"tokens": (ids - first).cpu().numpy()}
-        return self._decision(plan, factors, np.ones_like(factors, bool), trace)
+        ids = (self._engine or self._model).write(prefix, choose, tokens)
+        path = self._model.decode_tokens(ids, batch)
+        plan = torch.cat([path.xy, path.yaw[..., None]], -1)
+        return plan, torch.stack(log_probs, -1), {"tokens": (ids - first).cpu().numpy()}
 
-    def _denoise(self, batch: Batch, seeds: NDArray[np.uint64], sampling: Sampling) -> Decision:
-        waypoints = self._model.future.action_space.waypoints
-        noise = normal(seeds, 2 * waypoints).reshape(len(seeds), waypoints, 2) * sampling.temperature
+    def _denoise(
+        self, batch: Batch, prefix: Prefix, seeds: NDArray[np.uint64], sampling: Sampling
+    ) -> tuple[Tensor, Tensor | None, dict[str, NDArray[Any]]]:
+        """Plans [B,64,3], log-densities [B,S] (None where none is known) and trace."""
+        chain, shape = self._chain(sampling), (len(seeds), -1, self._model.future.action_space.waypoints, 2)
+        velocity = (self._engine or self._model).velocity(prefix)
+        coordinates = 2 * shape[2]
+        log_prob, trace = None, {}
         if sampling.mode == "mean":
-            noise = np.zeros_like(noise)
-        with torch.no_grad():
-            actions = self._model.sample_actions(
-                self._model.read(batch), torch.from_numpy(noise.astype(np.float32)).to(self.device)
-            )
-            speed = self._model.action_space.initial_speed(batch.history_xyz, batch.history_yaw)
-            path = self._model.action_space.decode(actions, speed)
-        plan = torch.cat([path.xy, path.yaw[..., None]], -1).cpu().numpy()
-        nothing = np.zeros((len(seeds), 1), np.float32)
-        return self._decision(plan, nothing, nothing.astype(bool), {"actions": actions.cpu().numpy()})
+            actions = euler(velocity, torch.zeros(len(seeds), shape[2], 2, device=self.device), chain.steps)
+        elif chain.level == 0.0:
+            noise = normal(seeds, coordinates, PLAN_STREAM).reshape(shape)[:, 0] * sampling.temperature
+            actions = euler(velocity, self._tensor(noise, np.float32), chain.steps)
+        else:
+            noise = normal(seeds, (chain.steps + 1) * coordinates, PLAN_STREAM).reshape(shape)
+            x, log_prob = chain.sample(velocity, self._tensor(noise, np.float32))
+            actions, trace = x[:, -1], {"denoising": x.cpu().numpy()}
+        speed = self._model.action_space.initial_speed(batch.history_xyz, batch.history_yaw)
+        path = self._model.action_space.decode(actions, speed)
+        return torch.cat([path.xy, path.yaw[..., None]], -1), log_prob, trace
 
     def _decision(
-        self,
-        plan: NDArray[Any],
-        log_prob: NDArray[np.float32],
-        mask: NDArray[np.bool_],
-        trace: dict[str, NDArray[Any]],
+        self, written: Written | None, plan: Tensor, log_prob: Tensor | None, trace: dict[str, NDArray[Any]]
     ) -> Decision:
-        plan = plan.astype(np.float32)
-        plan[..., 2] = wrap_angle(plan[..., 2])
-        version = np.full(len(plan), self.version, np.int64)
-        return Decision(plan, log_prob, mask, version, trace=dict(trace))
+        plan_rig = plan.float().cpu().numpy()
+        plan_rig[..., 2] = wrap_angle(plan_rig[..., 2])
+        count = len(plan_rig)
+        factors = np.zeros((count, self._steps), np.float32)
+        if log_prob is not None:
+            factors = log_prob.float().cpu().numpy()
+        mask = np.full(factors.shape, log_prob is not None)
+        columns: dict[str, Any] = dict(trace)
+        if written is not None:
+            ids = written.ids.cpu().numpy()
+            factors = np.concatenate([written.log_prob.cpu().numpy(), factors], 1)
+            mask = np.concatenate([ids >= 0, mask], 1)
+            columns |= {"reasoning": ids, "text": self._texts(ids)}
+        return Decision(plan_rig, factors, mask, np.full(count, self.version, np.int64), trace=columns)
 
-    def _logits(self, batch: Batch, bins: NDArray[np.int64]) -> Tensor:
-        """Logits [B,128,bins] of each token, given those before it; differentiable."""
+    def _texts(self, ids: NDArray[np.int64]) -> Ragged:
+        """What each row wrote, UTF-8, markers included."""
+        texts = [self.processor.tokenizer.decode(row[row >= 0].tolist()).encode() for row in ids]
+        offsets = np.cumsum([0, *map(len, texts)]).astype(np.int64)
+        return Ragged(np.frombuffer(b"".join(texts), np.uint8), offsets)
+
+    def _score_tokens(
+        self, batch: Batch, decisions: Decision, rows: NDArray[np.int64], sampling: Sampling
+    ) -> tuple[Tensor, Tensor]:
+        bins = self._tensor(np.asarray(decisions.trace["tokens"])[rows], np.int64)
+        reasoning = self._recorded_reasoning(decisions, rows)
+        text, logits = self._logits(batch, bins, reasoning)
+        log_probs = log_distribution(logits, sampling, bins)
+        factors = log_probs.gather(-1, bins[..., None])[..., 0]
+        # exp(-inf) · -inf is NaN, also in the gradient.
+        safe = torch.where(log_probs.isfinite(), log_probs, torch.zeros_like(log_probs))
+        entropy = -(log_probs.exp() * safe).sum(-1).mean(-1)
+        if reasoning is not None and text is not None:
+            factors = torch.cat([self._text_factors(text, reasoning, sampling), factors], 1)
+        return factors, entropy
+
+    def _score_steps(
+        self, batch: Batch, decisions: Decision, rows: NDArray[np.int64], sampling: Sampling
+    ) -> tuple[Tensor, Tensor]:
+        chain = self._chain(sampling)
+        x = self._tensor(np.asarray(decisions.trace["denoising"])[rows], np.float32)
+        reasoning = self._recorded_reasoning(decisions, rows)
+        with nullcontext() if self._train_backbone else torch.no_grad():
+            prefix, text = self._model.read(batch), None
+            if reasoning is not None:
+                longer, _ = self._after(batch, reasoning)
+                prefix = self._model.read_up_to(longer, self._marker)
+                at = batch.input_ids.shape[1] - 1
+                logits = self._model(longer)[:, at : at + self._reasons].float()
+                text = self._text_factors(logits, reasoning, sampling)
+        factors = chain.log_prob(self._model.velocity(prefix), x)
+        if text is not None:
+            factors = torch.cat([text, factors], 1)
+        return factors, torch.full((len(x),), chain.entropy, device=self.device)
+
+    def _text_factors(self, logits: Tensor, reasoning: Tensor, sampling: Sampling) -> Tensor:
+        """Log-probabilities [B,R] f64 of recorded reasoning, 0 behind its end."""
         architecture = self._model.architecture
-        written = self._tensor(bins)[:, :-1] + architecture.first_id
+        first = architecture.first_id
+        barred = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
+        barred[first : first + architecture.traj_vocab_size] = True
+        ids = reasoning.clamp(min=0)
+        among = log_distribution(logits.masked_fill(barred, -torch.inf), sampling, ids)
+        return torch.where(reasoning >= 0, among.gather(-1, ids[..., None])[..., 0], 0.0)
+
+    def _logits(self, batch: Batch, bins: Tensor, reasoning: Tensor | None) -> tuple[Tensor | None, Tensor]:
+        """Logits [B,R,V] of reasoning and [B,128,bins] of a plan, each token given those before; differentiable."""
+        architecture = self._model.architecture
+        start = batch.input_ids.shape[1] - 1
+        marker = torch.full((len(bins),), start, device=bins.device)
+        if reasoning is not None:
+            batch, marker = self._after(batch, reasoning)
+        written = bins[:, :-1] + architecture.first_id
         ids = torch.cat([batch.input_ids, written], 1)
         mask = torch.cat([batch.attention_mask, torch.ones_like(written)], 1)
-        logits = self._model(replace(batch, input_ids=ids, attention_mask=mask))[:, -bins.shape[1] :]
-        return logits[..., architecture.first_id : architecture.first_id + architecture.future_bins].float()
+        logits = self._model(replace(batch, input_ids=ids, attention_mask=mask, positions=None))
+        # The first token follows the marker, wherever the row has it; the others stand at the end.
+        behind = torch.cat([marker[:, None], torch.arange(ids.shape[1] - written.shape[1], ids.shape[1],
+                                                          device=bins.device).expand(len(bins), -1)], 1)  # fmt: skip
+        last = architecture.first_id + architecture.future_bins
+        among = logits[..., architecture.first_id : last]
+        plan = among.gather(1, behind[..., None].expand(-1, -1, among.shape[-1])).float()
+        return None if reasoning is None else logits[:, start : start + self._reasons].float(), plan
 
-    def _forwards(self, observations: Observation, count: int) -> Iterator[tuple[NDArray[np.int64], Batch]]:
+    def _recorded_reasoning(self, decisions: Decision, rows: NDArray[np.int64]) -> Tensor | None:
+        return self._tensor(np.asarray(decisions.trace["reasoning"])[rows], np.int64) if self._reasons else None
+
+    def _chain(self, sampling: Sampling) -> Chain:
+        return Chain(self._model.denoising_steps, self._noise_level * sampling.temperature)
+
+    @property
+    def _steps(self) -> int:
+        """Factors of a plan."""
+        model = self._model
+        return model.architecture.future_tokens if self._head == "tokens" else model.denoising_steps
+
+    @property
+    def _marker(self) -> int:
+        return self._model.architecture.marker_ids["future_start"]
+
+    def _forwards(
+        self, observations: Observation, count: int, pixels: bool = True
+    ) -> Iterator[tuple[NDArray[np.int64], Batch]]:
         """Rows of each forward (the last row repeated to fill it up), and what the model reads of them."""
-        for start in range(0, count, self._rows):
-            rows = np.minimum(np.arange(start, start + self._rows), count - 1)
-            batch = self.processor.encode(self._samples(observations, rows), self.layout, generate=True)
-            yield rows, batch.to(self.device)
-
-    def _samples(self, observations: Observation, rows: NDArray[np.int64]) -> list[Sample]:
         history, yaw = known_history(
-            observations["ego_history_rig"][rows],
-            observations["ego_history_mask"][rows],
-            observations["ego_dynamics_rig"][rows, 0],
+            observations["ego_history_rig"],
+            observations["ego_history_mask"],
+            observations["ego_dynamics_rig"][:, 0],
             self.spec.history_step_us * 1e-6,
         )
-        fields: Sequence[str] = [f"camera_{name}" for name in self.spec.cameras]
-        none = np.zeros((0, self.spec.frames, 1, 1, 3), np.uint8)
-        return [
-            Sample(
-                np.stack([observations[name][row] for name in fields]) if fields else none,
-                history[i],
-                yaw[i],
-                cameras=self._cameras,
-            )
-            for i, row in enumerate(rows)
-        ]
+        for start in range(0, count, self._rows):
+            rows = np.minimum(np.arange(start, start + self._rows), count - 1)
+            values, grid = self._pixels(observations, rows, pixels)
+            batch = self.processor.prompts(self.layout, history[rows], yaw[rows], self._cameras, self._frames, grid)
+            # All rows have the same words at the same places; the first one's positions are everyone's.
+            positions = self._model.positions(batch.first())
+            batch = replace(batch, positions=positions.expand(-1, len(rows), -1), pixel_values=values)
+            yield rows, batch.to(self.device)
 
-    def _need_tokens(self, what: str) -> None:
-        if self._head != "tokens":
-            raise ConfigError(f"'expert' cannot {what}: only head 'tokens' has a log-probability", key="policy.head")
+    def _pixels(
+        self, observations: Observation, rows: NDArray[np.int64], wanted: bool
+    ) -> tuple[Tensor | None, tuple[int, int, int]]:
+        """Patches of the rows' pictures, if wanted, and a picture's grid."""
+        if not self._cameras:
+            return None, (1, 0, 0)
+        if self._exact:
+            size = self.processor.image_processor.patch_size
+            height, width = next(iter(self.spec.cameras.values()))
+            if not wanted:
+                return None, (1, height // size, width // size)
+            values, grid = self._patches(self._pictures(observations, rows))
+        else:
+            values, grid = self.processor.images(list(self._pictures(observations, rows)))  # type: ignore[assignment]
+        return values, tuple(grid[0].tolist())  # type: ignore[return-value]
 
-    def _tensor(self, bins: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(np.asarray(bins, np.int64)).to(self.device)
+    def _pictures(self, observations: Observation, rows: NDArray[np.int64], name: str = "") -> NDArray[Any]:
+        """Pictures [B·C·K,...] of rows in the prompt's order, or another array of the cameras (`_frame_id`)."""
+        stacked = np.stack([observations[f"camera_{camera}{name}"][rows] for camera in self.spec.cameras], 1)
+        return stacked.reshape(-1, *stacked.shape[3:])
+
+    def _read(self, batch: Batch, observations: Observation, rows: NDArray[np.int64]) -> Prefix:
+        """Read prompts to act on."""
+        if self._engine is None:
+            return self._model.read(batch)
+        features = None
+        if self._seen is not None:
+            pictures = self._pictures(observations, rows)
+            features = self._seen.features(pictures, self._pictures(observations, rows, "_frame_id"), self.version)
+        return self._engine.read(batch, features)
+
+    def _token_loss(self, batch: Batch, xyz: Tensor, yaw: Tensor) -> Tensor:
+        bins = self._model.future.encode(batch.history_xyz, batch.history_yaw, xyz, yaw)
+        _, logits = self._logits(batch, bins, None)
+        each = nn.functional.cross_entropy(logits.flatten(0, 1), bins.flatten(), reduction="none")
+        return each.view_as(bins).mean(-1)
+
+    def _flow_loss(self, batch: Batch, xyz: Tensor, yaw: Tensor) -> Tensor:
+        actions = self._model.action_space.encode(batch.history_xyz, batch.history_yaw, xyz, yaw)
+        weight = self._model.action_out_proj.weight.detach().float().cpu().numpy()
+        seed = zlib.crc32(xyz.cpu().numpy().tobytes(), zlib.crc32(weight.tobytes()))
+        seeds = mix(np.arange(len(xyz)), seed)
+        noise = normal(seeds, 2 * actions.shape[1], PLAN_STREAM).reshape(actions.shape)
+        time = training_times(self._tensor(uniform(seeds, 1, TEXT_STREAM)[:, 0], np.float32))
+        with nullcontext() if self._train_backbone else torch.no_grad():
+            prefix = self._model.read(batch)
+        return flow_loss(self._model.velocity(prefix), actions.float(), self._tensor(noise, np.float32), time)
+
+    def _tensor(self, values: NDArray[Any], dtype: type) -> Tensor:
+        return torch.from_numpy(np.asarray(values, dtype)).to(self.device)
+
+
+def _known(observations: Observation) -> NDArray[np.bool_]:
+    """[N], True where every pose and speed that is read is finite."""
+    poses = np.isfinite(observations["ego_history_rig"]).all(-1) | ~observations["ego_history_mask"]
+    return np.asarray(poses.all(-1) & np.isfinite(observations["ego_dynamics_rig"]).all(-1))
+
+
+def _finite(decision: Decision) -> NDArray[np.bool_]:
+    """[N], True where every number that counts is finite."""
+    factors = np.where(decision.log_prob_mask, decision.log_prob, 0.0)
+    return np.isfinite(decision.plan_rig).all((1, 2)) & np.isfinite(factors).all(1)
 
 
 def known_history(
@@ -222,7 +473,9 @@ def known_history(
     start_yaw = np.take_along_axis(yaw, first, 1)
     back = np.stack([steps * np.cos(start_yaw), steps * np.sin(start_yaw), np.zeros_like(steps)], -1)
     xyz = np.where(known[..., None], history_rig[..., :3], start - back)
-    return xyz.astype(np.float32), np.where(known, yaw, start_yaw).astype(np.float32)
+    # Whoever reads this makes table indices of it; a row with NaN fails, it must not end the process.
+    poses, yaws = np.nan_to_num(xyz, posinf=0.0, neginf=0.0), np.nan_to_num(np.where(known, yaw, start_yaw))
+    return poses.astype(np.float32), yaws.astype(np.float32)
 
 
 def tiny_policy(config: AlpamayoTinyConfig, device: str) -> AlpamayoPolicy:

@@ -59,6 +59,7 @@ class Batch:
         history_yaw: [B,H] f32 rad.
         future_xyz: [B,T,3] f32 m or None.
         future_yaw: [B,T] f32 rad or None.
+        positions: [3,B,L] i64 of the tokens where they are known already; they follow from the other arrays.
 
     """
 
@@ -71,6 +72,24 @@ class Batch:
     history_yaw: Tensor
     future_xyz: Tensor | None = None
     future_yaw: Tensor | None = None
+    positions: Tensor | None = None
+
+    def first(self) -> Batch:
+        """The first row's words, without pixels and futures."""
+        pictures = (
+            None
+            if self.image_grid_thw is None
+            else self.image_grid_thw[: len(self.image_grid_thw) // len(self.input_ids)]
+        )
+        return Batch(
+            self.input_ids[:1],
+            self.attention_mask[:1],
+            self.labels_mask[:1],
+            None,
+            pictures,
+            self.history_xyz[:1],
+            self.history_yaw[:1],
+        )
 
     def to(self, device: torch.device | str) -> Batch:
         """All arrays on a device."""
@@ -91,6 +110,7 @@ class Processor:
         self.architecture = architecture
         self.future = future_tokenizer(architecture.future)
         self.history = history_tokenizer(architecture.history)
+        self._templates: dict[tuple[PromptLayout, tuple[int, ...], int, tuple[int, int, int]], Tensor] = {}
 
     @staticmethod
     def load(directory: Path, architecture: Architecture) -> Processor:
@@ -149,6 +169,57 @@ class Processor:
         labels = torch.zeros_like(batch.labels_mask) if generate else self.label_mask(ids, layout.labels)
         return replace(batch, input_ids=ids, labels_mask=labels)
 
+    def prompts(
+        self,
+        layout: PromptLayout,
+        history_xyz: NDArray[np.float32],
+        history_yaw: NDArray[np.float32],
+        cameras: tuple[int, ...],
+        frames: int,
+        grid: tuple[int, int, int],
+    ) -> Batch:
+        """Prompts that differ in their histories only, without the pictures' pixels.
+
+        Args:
+            layout: the prompt's components; no texts.
+            history_xyz: [B,H,3] m.
+            history_yaw: [B,H] rad.
+            cameras: index of each camera.
+            frames: pictures a camera.
+            grid: patches of a picture: time, height, width.
+
+        """
+        key = (layout, cameras, frames, grid)
+        if key not in self._templates:
+            text = render(
+                layout,
+                cameras=cameras,
+                frames=frames,
+                history_tokens=self.architecture.history_tokens,
+                future_tokens=self.architecture.future_tokens,
+                texts={},
+                generate=True,
+            )
+            self._check_markers(layout)
+            words = int(np.prod(grid)) // self.image_processor.merge_size**2
+            text = text.replace("<|image_pad|>", "<|image_pad|>" * words)
+            self._templates[key] = self.tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
+        rows = len(history_xyz)
+        ids = self._templates[key].expand(rows, -1)
+        xyz = _stack(list(history_xyz))
+        bins = self.history.encode(xyz)
+        ids = place(ids, self.id_of("traj_history"), bins + self.architecture.first_history_id)
+        pictures = rows * len(cameras) * frames
+        return Batch(
+            ids,
+            torch.ones_like(ids),
+            torch.zeros_like(ids, dtype=torch.bool),
+            None,
+            torch.tensor([grid] * pictures) if pictures else None,
+            xyz,
+            _stack(list(history_yaw)),
+        )
+
     def images(self, pictures: Sequence[NDArray[np.uint8]]) -> tuple[Tensor, Tensor] | tuple[None, None]:
         """`pixel_values` and `image_grid_thw` of pictures [h,w,3] u8; values in [-1, 1] before patching."""
         if not pictures:
@@ -191,6 +262,40 @@ class Processor:
             for word in (marker(f"{name}_start"), marker(f"{name}_end")):
                 if name not in ("image", "prompt") and word not in known:
                     raise ConfigError(f"{name!r} needs the word {word}, which this checkpoint lacks", key="order")
+
+
+class Patches:
+    """Cuts pictures that need no resizing into the patches that the vision tower reads, on the device it runs on.
+
+    The same numbers as the image processor's; at 128 pictures a tick that one takes longer than the tower.
+    """
+
+    def __init__(self, image_processor: Any, device: torch.device | str = "cpu") -> None:
+        self._size, self._merge = image_processor.patch_size, image_processor.merge_size
+        self._repeat = image_processor.temporal_patch_size
+        self._processor = image_processor
+        self._device = torch.device(device)
+
+    def fits(self, height: int, width: int) -> bool:
+        """Whether a picture of this size is read as it is."""
+        blank = np.zeros((height, width, 3), np.uint8)
+        out = self._processor(images=[blank], return_tensors="pt", input_data_format="channels_last")
+        return out["image_grid_thw"][0].tolist() == [1, height // self._size, width // self._size] and not (
+            height % (self._size * self._merge) or width % (self._size * self._merge)
+        )
+
+    def __call__(self, pictures: NDArray[np.uint8]) -> tuple[Tensor, Tensor]:
+        """Patches [P·rows·columns, 3·2·16·16] f32 and grid [P,3] i64 of pictures [P,h,w,3]."""
+        count, height, width, _ = pictures.shape
+        size, merge = self._size, self._merge
+        rows, columns = height // size, width // size
+        image = torch.from_numpy(np.ascontiguousarray(pictures)).to(self._device).float()
+        image = (image * (1.0 / 255.0) - 0.5) / 0.5
+        image = image.view(count, rows // merge, merge, size, columns // merge, merge, size, 3)
+        # picture, block row, block column, row and column in the block, channel, [time], pixel row, pixel column
+        image = image.permute(0, 1, 4, 2, 5, 7, 3, 6)[:, :, :, :, :, :, None].expand(*[-1] * 6, self._repeat, -1, -1)
+        grid = torch.tensor([[1, rows, columns]] * count, device=self._device)
+        return image.reshape(count * rows * columns, -1), grid
 
 
 def make_image_processor(architecture: Architecture) -> Any:

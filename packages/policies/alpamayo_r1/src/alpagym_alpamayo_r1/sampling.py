@@ -6,15 +6,16 @@ it (beyond the last bits of the logits).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from alpagym_alpamayo_r1.model import AlpamayoModel, Prefix
-from alpagym_alpamayo_r1.processing import Batch
+from alpagym_alpamayo_r1.architecture import Architecture
+from alpagym_alpamayo_r1.model import Choose, Prefix
 from alpagym_runtime.random import uniform
 from alpagym_runtime.types import Sampling
 
@@ -35,8 +36,18 @@ class Completion:
     mask: Tensor
 
 
+class Writer(Protocol):
+    """Who writes tokens after a prefix: the model, or an engine."""
+
+    architecture: Architecture
+
+    def write(self, prefix: Prefix, choose: Choose, steps: int, stop_id: int | None = None) -> Tensor:
+        """See `AlpamayoModel.write`."""
+        ...
+
+
 def complete(
-    model: AlpamayoModel,
+    model: Writer,
     prefix: Prefix,
     seeds: NDArray[np.uint64],
     sampling: Sampling,
@@ -74,45 +85,6 @@ def complete(
         ids = model.write(prefix, choose, steps, stop_id)
     stops = (ids == stop_id).long()
     return Completion(ids, torch.stack(log_probs, -1).float(), stops.cumsum(-1) - stops == 0)
-
-
-def reason_then_denoise(
-    model: AlpamayoModel,
-    batch: Batch,
-    seeds: NDArray[np.uint64],
-    sampling: Sampling,
-    noise: Tensor,
-    *,
-    steps: int,
-) -> tuple[Completion, Tensor]:
-    """The releases' inference: write reasoning up to `<|traj_future_start|>`, then let the expert make the plan.
-
-    Args:
-        model: with an action expert.
-        batch: prompts that end where the reasoning begins.
-        seeds: [B] u64.
-        sampling: of the reasoning.
-        noise: [B,T,2] standard normal, for the expert.
-        steps: most tokens of reasoning; a row that has not come to the marker by then gets it.
-
-    Returns:
-        What was written, and normalised actions [B,T,2].
-
-    """
-    marker = model.architecture.marker_ids["future_start"]
-    with torch.no_grad():
-        written = complete(model, model.read(batch), seeds, sampling, steps=steps, stop_id=marker, bar_trajectory=True)
-        ended = torch.cat([written.ids, torch.full_like(written.ids[:, :1], marker)], 1)
-        # The first marker of a row counts; what follows it is masked, whatever it is.
-        stops = (ended == marker).long()
-        valid = (stops.cumsum(-1) - stops == 0).long()
-        ended = torch.where(valid.bool(), ended, 0)
-        longer = replace(
-            batch,
-            input_ids=torch.cat([batch.input_ids, ended], 1),
-            attention_mask=torch.cat([batch.attention_mask, valid], 1),
-        )
-        return written, model.sample_actions(model.read_up_to(longer, marker), noise)
 
 
 def log_distribution(logits: Tensor, sampling: Sampling, chosen: Tensor | None) -> Tensor:
