@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 # Layers of alpagym_runtime: a module imports its own layer and those below. `testing` stands above all.
 LAYERS = [
-    {"types", "errors", "random", "telemetry", "run_config", "files", "kernels"},
+    {"types", "errors", "random", "telemetry", "run_config", "files", "kernels", "video"},
     {"geometry", "geometry_kernels", "cameras", "episodes"},
     {"simulators", "rewards", "policies", "transport"},
     {"envs"},

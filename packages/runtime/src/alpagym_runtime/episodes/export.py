@@ -10,6 +10,7 @@ import importlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from alpagym_runtime.episodes.format import EpisodeFile
 from alpagym_runtime.errors import ConfigError, PluginError
 from alpagym_runtime.files import replacing, strict, write_atomic
 from alpagym_runtime.types import Episode, Ragged
+from alpagym_runtime.video import VideoWriter
 
 Files = Sequence[EpisodeFile]
 
@@ -153,25 +155,17 @@ def frames_per_second(episode: Episode) -> Fraction:
 
 def to_video(files: Files, output: Path) -> None:
     """One H.264 video of all episodes, one after the other, at the speed of the first one's clock."""
-    import av
-
-    stream: Any = None
-    with replacing(output) as temporary, av.open(str(temporary), "w", format="mp4") as container:
-        for file in files:
-            episode = file.episode()
-            if "time_us" not in episode.observation:
-                continue
+    episodes = (file.episode() for file in files)
+    shown = (episode for episode in episodes if "time_us" in episode.observation)
+    first = next(shown, None)
+    if first is None:
+        raise ConfigError("the chosen episodes hold no observation to show")
+    size: tuple[int, int] | None = None
+    with VideoWriter(output, frames_per_second(first), container="mp4") as video:
+        for episode in chain([first], shown):
             for picture in pictures(episode):
-                if stream is None:
-                    height, width = (-(-n // 2) * 2 for n in picture.shape[:2])  # H.264 wants even sizes
-                    stream = container.add_stream("libx264", rate=frames_per_second(episode))
-                    stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-                    stream.options = {"crf": "20"}
-                frame = av.VideoFrame.from_ndarray(_fit(picture, stream.height, stream.width), format="rgb24")
-                container.mux(stream.encode(frame))
-        if stream is None:
-            raise ConfigError("the chosen episodes hold no observation to show")
-        container.mux(stream.encode())
+                size = size or picture.shape[:2]
+                video.write(_fit(picture, *size))
 
 
 def _fit(picture: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
