@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from alpagym_plugins import check_choice
 from alpagym_runtime.envs.actions import ACTION_SIZES, check_action_type, decision_from_actions
 from alpagym_runtime.envs.core import CoreBatch, DrivingCore, build_terms
 from alpagym_runtime.envs.presets import reward_section
 from alpagym_runtime.envs.spaces import explain, fit, observation_space
 from alpagym_runtime.errors import ConfigError, ResetNeededError, SimulatorError
-from alpagym_runtime.run_config import DatasetSection
+from alpagym_runtime.run_config import DatasetSection, build_section
+from alpagym_runtime.simulators.embedded.camera_config import CamerasConfig, check_cameras
 from alpagym_runtime.simulators.embedded.config import EmbeddedConfig
 from alpagym_runtime.types import Ended, EpisodeRequest, PolicySpec
 
+if TYPE_CHECKING:
+    from alpagym_runtime.simulators.embedded.simulator import EmbeddedSimulator
+
+VIEWS = ("birds_eye", "camera", "both")
 SLOT = np.zeros(1, np.int64)
 
 
@@ -34,6 +40,9 @@ class DrivingEnv(gymnasium.Env[dict[str, NDArray[Any]], NDArray[np.float32]]):
     `Dict`, rig frame (x forward, y left): `ego_history_rig` [16,7] with `ego_history_mask`, `ego_dynamics_rig` [7],
     `route_rig` [20,2] with `route_mask`, `actors_rig` [8,9] with `actors_mask`; flat vectors unless `nested`.
 
+    With `cameras`, `actors_rig` gives way to a picture a camera, `camera_<name>`: uint8 RGB [h,w,3K], the K frames'
+    channels behind each other, oldest first; nested [K,h,w,3] with `camera_<name>_time_us`.
+
     ## Rewards
     The sum of the terms of `reward`: a preset's name or a mapping of terms, as in the run config.
 
@@ -46,7 +55,9 @@ class DrivingEnv(gymnasium.Env[dict[str, NDArray[Any]], NDArray[np.float32]]):
     was already true at the start; it is not scored) and the terms' sums.
 
     ## Arguments
-    All are plain JSON values. `suite`: train | val | test. `cameras` must be empty: this world has none yet.
+    All are plain JSON values. `suite`: train | val | test. `cameras`: names (`front`, `front_wide`, `left`, `right`,
+    `rear`, the four of PAI); `camera_size` [h,w], `camera_frames` K, `frame_step_us` between them; `camera_options`:
+    the keys of `simulator.cameras`. `view`: what `render()` shows: birds_eye | camera | both.
 
     Raises:
         ResetNeededError: `step` before `reset` or after the end.
@@ -70,13 +81,21 @@ class DrivingEnv(gymnasium.Env[dict[str, NDArray[Any]], NDArray[np.float32]]):
         horizon: int = 35,
         control_period_us: int = 200_000,
         cameras: list[str] | None = None,
+        camera_size: tuple[int, int] | list[int] = (96, 160),
+        camera_frames: int = 1,
+        frame_step_us: int = 100_000,
+        camera_options: dict[str, Any] | None = None,
+        view: str = "birds_eye",
         nested: bool = False,
         debug: bool = False,
         render_mode: str | None = None,
     ) -> None:
         check_action_type(action_type)
-        if cameras:
-            raise ConfigError(f"the embedded world renders no cameras yet, got {cameras}", key="cameras")
+        names = list(cameras or [])
+        if len(set(names)) != len(names):
+            raise ConfigError(f"names a camera twice: {names}", key="cameras")
+        if len(camera_size) != 2:
+            raise ConfigError(f"must be height and width, got {camera_size!r}", key="camera_size")
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
             raise ConfigError(f"must be one of {self.metadata['render_modes']}, got {render_mode!r}", key="render_mode")
         if horizon < 1:
@@ -85,7 +104,13 @@ class DrivingEnv(gymnasium.Env[dict[str, NDArray[Any]], NDArray[np.float32]]):
         self.action_type = action_type
         self.metadata = {**self.metadata, "render_fps": round(1e6 / control_period_us)}
         self._horizon, self._flat, self._debug = horizon, not nested, debug
-        self._policy = PolicySpec(fields=("ego_history_rig", "ego_dynamics_rig", "route_rig", "actors_rig"))
+        fields = ("ego_history_rig", "ego_dynamics_rig", "route_rig")
+        self._policy = PolicySpec(
+            fields if names else (*fields, "actors_rig"),
+            cameras=dict.fromkeys(names, (int(camera_size[0]), int(camera_size[1]))),
+            frames=camera_frames,
+            frame_step_us=frame_step_us,
+        )
         self._dataset = DatasetSection(
             source=dataset,
             path=dataset_path,
@@ -95,7 +120,11 @@ class DrivingEnv(gymnasium.Env[dict[str, NDArray[Any]], NDArray[np.float32]]):
             val_scenes=scenes,
             test_scenes=scenes,
         )
-        self._simulator_config = EmbeddedConfig(control_period_us=control_period_us)
+        seen = build_section(CamerasConfig, camera_options or {}, "camera_options")
+        check_choice("view", view, VIEWS)
+        check_cameras(seen, self._policy)
+        self._view = view
+        self._simulator_config = EmbeddedConfig(control_period_us=control_period_us, cameras=seen)
         self._reward = reward_section(reward)
         self._space = observation_space(self._policy, self._flat)
         self.observation_space = self._space  # type: ignore[assignment]  # Gymnasium's Dict is typed by Any
@@ -151,15 +180,15 @@ class DrivingEnv(gymnasium.Env[dict[str, NDArray[Any]], NDArray[np.float32]]):
         return observation, float(batch.rewards[0]), ended.terminated, ended.truncated, info
 
     def render(self) -> NDArray[np.uint8] | None:
-        """Bird's-eye picture [400,400,3] uint8 RGB of the present moment, driving direction up."""
+        """Picture [400,*,3] uint8 RGB of the present moment, by `view`, with the plan that is being driven."""
         if self.render_mode is None:
             gymnasium.logger.warn("render() needs render_mode='rgb_array' at construction")
             return None
         if self._core is None:
             raise ResetNeededError("call reset() before render()")
-        from alpagym_runtime.simulators.embedded.birds_eye import draw
+        from alpagym_runtime.simulators.embedded.views import show
 
-        return draw(self._core.simulator, 0)
+        return show(cast("EmbeddedSimulator", self._core.simulator), 0, self._view)
 
     def close(self) -> None:
         """Give the simulator back; reset makes a new one."""

@@ -30,7 +30,7 @@ def _rows(spec: PolicySpec) -> dict[str, int]:
 
 
 def observation_space(spec: PolicySpec, flat: bool) -> spaces.Dict:
-    """One row's space: 1-D vectors if flat, else the shapes of the contract with `time_us`."""
+    """One row's space: vectors and pictures [h,w,3K] if flat, else the contract's shapes with `time_us`."""
     parts: dict[str, spaces.Space[Any]] = {}
     for name in spec.fields:
         low, high = (np.array(side, np.float32) for side in LIMITS[name])
@@ -42,6 +42,11 @@ def observation_space(spec: PolicySpec, flat: bool) -> spaces.Dict:
         parts[name] = spaces.Box(low, high, dtype=np.float32)
         if name in MASKS:
             parts[MASKS[name]] = spaces.MultiBinary(_rows(spec)[name])
+    for name, (height, width) in spec.cameras.items():
+        shape = (height, width, 3 * spec.frames) if flat else (spec.frames, height, width, 3)
+        parts[f"camera_{name}"] = spaces.Box(0, 255, shape, np.uint8)
+        if not flat:
+            parts[f"camera_{name}_time_us"] = spaces.Box(0, np.iinfo(np.int64).max, (spec.frames,), np.int64)
     if not flat:
         # One element: Stable-Baselines3 cannot read arrays without an axis.
         parts["time_us"] = spaces.Box(0, np.iinfo(np.int64).max, (1,), np.int64)
@@ -57,6 +62,13 @@ def fit(observation: Observation, spec: PolicySpec, flat: bool, row: int) -> dic
         out[name] = values.reshape(-1) if flat else values
         if name in MASKS:
             out[MASKS[name]] = observation[MASKS[name]][row].astype(np.int8)
+    for camera in spec.cameras:
+        field = f"camera_{camera}"
+        picture = observation[field][row]
+        # Flat: the frames' channels behind each other, oldest first.
+        out[field] = np.concatenate(picture, axis=-1) if flat else picture.copy()
+        if not flat:
+            out[f"{field}_time_us"] = observation[f"{field}_time_us"][row].copy()
     if not flat:
         out["time_us"] = np.array(observation["time_us"][row : row + 1], np.int64)
     return out

@@ -15,11 +15,12 @@ SPAN_M = 80.0
 EGO_AT = np.array([0.5, 0.72])
 
 BACKGROUND, ROAD, KERB, ROUTE, TRAIL = (112, 128, 96), (84, 86, 92), (214, 214, 208), (86, 156, 214), (250, 210, 90)
+PLAN = (86, 224, 132)
 EGO, ACTOR = (64, 200, 120), (226, 92, 76)
 
 
 def draw(simulator: Any, slot: int) -> NDArray[np.uint8]:
-    """[400,400,3] uint8 RGB: 80 m square, the ego's driving direction up."""
+    """[400,400,3] uint8 RGB: 80 m square, the ego's driving direction up, its plan in green."""
     request = simulator.request(slot)
     scene = simulator.scene(request.scene_id)
     trail = simulator.trail(slot)
@@ -44,6 +45,9 @@ def draw(simulator: Any, slot: int) -> NDArray[np.uint8]:
     cv2.polylines(picture, rings, True, KERB, 1, cv2.LINE_AA, shift)
     cv2.polylines(picture, [pixels(scene.route)], False, ROUTE, 1, cv2.LINE_AA, shift)
     cv2.polylines(picture, [pixels(trail[:, :2])], False, TRAIL, 2, cv2.LINE_AA, shift)
+    plan = simulator.plan(slot)
+    if plan is not None:
+        cv2.polylines(picture, [pixels(plan[:, :2])], False, PLAN, 2, cv2.LINE_AA, shift)
     for actor in simulator.actor_boxes(slot):
         box(actor[:3], actor[3], actor[4], ACTOR)
     vehicle = scene.vehicle
