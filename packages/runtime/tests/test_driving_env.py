@@ -21,6 +21,7 @@ from gymnasium.utils.env_checker import check_env
 
 import alpagym_runtime.envs.setup as setup
 from alpagym_runtime.envs.actions import ACTION_SIZES
+from alpagym_runtime.envs.driving_env import DrivingEnv
 from alpagym_runtime.envs.presets import PRESETS
 from alpagym_runtime.envs.spaces import explain
 from alpagym_runtime.errors import ConfigError, PluginError, ResetNeededError, SimulatorError
@@ -531,7 +532,7 @@ def test_a_left_turn_action_turns_left(action_type):
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [
-        ({"cameras": ["front"]}, "cameras"),
+        ({"cameras": ["frnt"]}, "cameras"),
         ({"reward": "drivng"}, "'driving'"),
         ({"reward": "progress_safty"}, "'progress_safety'"),
         ({"reward": {"a": {"type": "progres", "scale": 1.0}}}, "'progress'"),
@@ -570,3 +571,33 @@ def test_no_environment_warns():
             env.reset(seed=1)
             env.step(env.action_space.sample())
             env.close()
+
+
+@pytest.mark.timeout(600)  # it may have to compile the renderer
+def test_a_camera_takes_the_place_of_the_actors_and_passes_the_checkers():
+    env = DrivingEnv(
+        cameras=["front"], camera_size=[48, 96], camera_frames=2, frame_step_us=200_000, scenes=3
+    )
+    observation, _ = env.reset(seed=3)
+    assert "actors_rig" not in observation
+    # Two frames of three channels.
+    assert observation["camera_front"].shape == (48, 96, 6)
+    assert observation["camera_front"].dtype == np.uint8
+    assert observation["camera_front"].std() > 10.0
+    after, *_ = env.step(np.zeros(16, np.float32))
+    assert (after["camera_front"][..., :3] == observation["camera_front"][..., 3:]).all()
+    env.reset(seed=3)
+    check_env(env, skip_render_check=True)
+    env.close()
+
+
+@pytest.mark.timeout(600)
+def test_the_nested_environment_gives_frames_with_their_times():
+    env = DrivingEnv(cameras=["front"], camera_frames=2, layout="nested", scenes=3, debug=True)
+    observation, _ = env.reset(seed=3)
+    assert observation["camera_front"].shape == (2, 96, 160, 3)
+    assert observation["camera_front_time_us"].tolist() == [
+        int(observation["time_us"][0]) - 100_000,
+        int(observation["time_us"][0]),
+    ]
+    env.close()

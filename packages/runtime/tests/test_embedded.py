@@ -580,7 +580,7 @@ def test_the_route_ends_where_it_ends():
 
 def test_what_it_cannot_do_is_refused_by_name():
     for spec, labels, words in (
-        (PolicySpec(cameras={"front": (4, 4)}), (), "front"),
+        (PolicySpec(cameras={"frnt": (48, 96)}), (), "frnt"),
         (PolicySpec(), ("no_such_plan",), "no_such_plan"),
         (PolicySpec(privileged=("oracle",)), (), "oracle"),
         (PolicySpec(history_step_us=70_000), (), "history_step_us"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from alpagym_plugins import check_choice
 from alpagym_runtime.envs.actions import decision_from_actions
 from alpagym_runtime.envs.core import CoreBatch, DrivingCore
 from alpagym_runtime.envs.setup import TASK, DrivingSetup, base_seed, draw_requests, embedded_setup
@@ -16,6 +17,10 @@ from alpagym_runtime.envs.spaces import explain, take_row
 from alpagym_runtime.errors import ConfigError, ResetNeededError, SimulatorError
 from alpagym_runtime.types import Ended
 
+if TYPE_CHECKING:
+    from alpagym_runtime.simulators.embedded.simulator import EmbeddedSimulator
+
+VIEWS = ("birds_eye", "camera", "both")
 SLOT = np.zeros(1, np.int64)
 ALL = slice(None)
 
@@ -36,6 +41,9 @@ class DrivingEnv(gymnasium.Env[Any, NDArray[np.float32]]):
     nearest actors, scaled. `lerobot`: `agent_pos` (dynamics), `environment_state` (route, actors; 0 where masked) and
     with cameras `pixels` (a picture each), as LeRobot names them.
 
+    With `cameras`, `actors_rig` gives way to a picture a camera, `camera_<name>`: uint8 RGB [h,w,3K], the K frames'
+    channels behind each other, oldest first; nested [K,h,w,3] with `camera_<name>_time_us`.
+
     ## Rewards
     The sum of the terms of `reward`: a preset's name or a mapping of terms, as in the run config.
 
@@ -49,8 +57,10 @@ class DrivingEnv(gymnasium.Env[Any, NDArray[np.float32]]):
 
     ## Arguments
     All are plain JSON values. `dataset`: procedural | road | commonroad | files, with `dataset_path`. `suite`: train |
-    val | test, for roads also hard | bench. `scenes`: how many of it. `cameras` must be empty: this world has none yet.
-    `debug` checks every observation. The others are named above.
+    val | test, for roads also hard | bench. `scenes`: how many of it. `cameras`: names (`front`, `front_wide`, `left`,
+    `right`, `rear`, the four of PAI); `camera_size` [h,w], `camera_frames` K, `frame_step_us` between them;
+    `camera_options`: the keys of `simulator.cameras`. `view`: what `render()` shows: birds_eye | camera | both. `debug`
+    checks every observation. The others are named above.
 
     Raises:
         ResetNeededError: `step` before `reset` or after the end.
@@ -64,7 +74,11 @@ class DrivingEnv(gymnasium.Env[Any, NDArray[np.float32]]):
     task = TASK
     task_description = TASK
 
-    def __init__(self, *, debug: bool = False, render_mode: str | None = None, **arguments: Any) -> None:
+    def __init__(
+        self, *, view: str = "birds_eye", debug: bool = False, render_mode: str | None = None, **arguments: Any
+    ) -> None:
+        check_choice("view", view, VIEWS)
+        self._view = view
         self._setup = self.make_setup(**arguments)
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
             raise ConfigError(f"must be one of {self.metadata['render_modes']}, got {render_mode!r}", key="render_mode")
@@ -138,15 +152,15 @@ class DrivingEnv(gymnasium.Env[Any, NDArray[np.float32]]):
         return observation, reward, ended.terminated, ended.truncated, info
 
     def render(self) -> NDArray[np.uint8] | None:
-        """Bird's-eye picture [400,400,3] uint8 RGB of the present moment, driving direction up."""
+        """Picture [400,*,3] uint8 RGB of the present moment, by `view`, with the plan that is being driven."""
         if self.render_mode is None:
             gymnasium.logger.warn("render() needs render_mode='rgb_array' at construction")
             return None
         if self._core is None:
             raise ResetNeededError("call reset() before render()")
-        from alpagym_runtime.simulators.embedded.birds_eye import draw
+        from alpagym_runtime.simulators.embedded.views import show
 
-        return draw(self._core.simulator, 0)
+        return show(cast("EmbeddedSimulator", self._core.simulator), 0, self._view)
 
     def close(self) -> None:
         """Give the simulator back; reset makes a new one."""

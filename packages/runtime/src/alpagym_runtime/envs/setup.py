@@ -17,7 +17,8 @@ from alpagym_runtime.envs.presets import reward_section
 from alpagym_runtime.envs.spaces import Observer
 from alpagym_runtime.errors import ConfigError
 from alpagym_runtime.random import mix, uniform
-from alpagym_runtime.run_config import DatasetSection, RewardSection
+from alpagym_runtime.run_config import DatasetSection, RewardSection, build_section
+from alpagym_runtime.simulators.embedded.camera_config import CamerasConfig, check_cameras
 from alpagym_runtime.simulators.embedded.config import EmbeddedConfig
 from alpagym_runtime.types import EpisodeRequest, PolicySpec
 
@@ -87,13 +88,28 @@ def embedded_setup(
     horizon: int = 35,
     control_period_us: int = 200_000,
     cameras: list[str] | None = None,
+    camera_size: tuple[int, int] | list[int] = (96, 160),
+    camera_frames: int = 1,
+    frame_step_us: int = 100_000,
+    camera_options: Mapping[str, Any] | None = None,
     layout: str = "flat",
 ) -> DrivingSetup:
     """The embedded world; `DrivingEnv` documents the arguments."""
-    if cameras:
-        raise ConfigError(f"the embedded world renders no cameras yet, got {cameras}", key="cameras")
+    names = list(cameras or [])
+    if len(set(names)) != len(names):
+        raise ConfigError(f"names a camera twice: {names}", key="cameras")
+    if len(camera_size) != 2:
+        raise ConfigError(f"must be height and width, got {camera_size!r}", key="camera_size")
+    policy = PolicySpec(
+        fields=FIELDS[:-1] if names else FIELDS,  # road users' states never stand beside pictures
+        cameras=dict.fromkeys(names, (int(camera_size[0]), int(camera_size[1]))),
+        frames=camera_frames,
+        frame_step_us=frame_step_us,
+    )
+    seen = build_section(CamerasConfig, dict(camera_options or {}), "camera_options")
+    check_cameras(seen, policy)
     return DrivingSetup(
-        policy=PolicySpec(fields=FIELDS),
+        policy=policy,
         dataset=DatasetSection(
             source=dataset,
             path=dataset_path,
@@ -103,7 +119,7 @@ def embedded_setup(
             val_scenes=scenes,
             test_scenes=scenes,
         ),
-        simulator=EmbeddedConfig(control_period_us=control_period_us),
+        simulator=EmbeddedConfig(control_period_us=control_period_us, cameras=seen),
         reward=reward_section(reward),
         action_type=action_type,
         layout=layout,

@@ -24,7 +24,7 @@ def draw(simulator: Any, slot: int, plan_rig: NDArray[np.float32] | None = None)
     Args:
         simulator: the embedded one.
         slot: which of its slots.
-        plan_rig: [T,3], the plan of this tick; None draws none.
+        plan_rig: [T,3], the plan of this tick; None draws the one that is being driven.
 
     """
     request = simulator.request(slot)
@@ -51,12 +51,15 @@ def draw(simulator: Any, slot: int, plan_rig: NDArray[np.float32] | None = None)
     cv2.polylines(picture, rings, True, KERB, 1, cv2.LINE_AA, shift)
     cv2.polylines(picture, [pixels(scene.route)], False, ROUTE, 1, cv2.LINE_AA, shift)
     cv2.polylines(picture, [pixels(trail[:, :2])], False, TRAIL, 2, cv2.LINE_AA, shift)
+    if plan_rig is not None:
+        plan = rig_to_local(np.concatenate([np.zeros((1, 2)), plan_rig[:, :2].astype(np.float64)]), ego)
+    else:
+        plan = simulator.plan(slot)
+    if plan is not None:
+        cv2.polylines(picture, [pixels(plan[:, :2])], False, PLAN, 2, cv2.LINE_AA, shift)
     for actor in simulator.actor_boxes(slot):
         box(actor[:3], actor[3], actor[4], ACTOR)
     vehicle = scene.vehicle
     centre = rig_to_local(np.array([vehicle.centre_offset_m, 0.0]), ego)
     box(np.array([*centre, ego[2]]), vehicle.length_m, vehicle.width_m, EGO)
-    if plan_rig is not None:
-        points = np.concatenate([np.zeros((1, 2)), plan_rig[:, :2].astype(np.float64)])
-        cv2.polylines(picture, [pixels(rig_to_local(points, ego))], False, PLAN, 2, cv2.LINE_AA, shift)
     return picture

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from alpagym_plugins import ConfigError, check_choice, check_range
+from alpagym_runtime.simulators.embedded.camera_config import CamerasConfig
 
 if TYPE_CHECKING:
     from alpagym_runtime.simulators.embedded.simulator import EmbeddedSimulator
@@ -28,6 +29,7 @@ class EmbeddedConfig:
             need is computed in any case.
         traffic: reactive | replay; scenes without agents are always replayed.
         route_spacing_m: distance between route points in the observation.
+        cameras: how the world is seen, where the policy asks for pictures.
         threads: 0 steps the world when it is asked for results; 1 steps it in a thread of its own, beside the policy.
 
     """
@@ -41,6 +43,7 @@ class EmbeddedConfig:
     measures: list[str] = field(default_factory=list)
     traffic: str = "reactive"
     route_spacing_m: float = 4.0
+    cameras: CamerasConfig = field(default_factory=CamerasConfig)
     threads: int = 0
 
     def __post_init__(self) -> None:

@@ -76,11 +76,11 @@ def draw_map(
     for polygon in lane_map.surface:
         fill(polygon, ROAD)
     for polygon in lane_map.crosswalks:
-        for bar in _zebra(polygon):
+        for bar in zebra_bars(polygon):
             fill(bar, WHITE)
     for marking in lane_map.markings:
         if marking.kind == "dashed":
-            for dash in _dashes(marking.points):
+            for dash in dashes(marking.points):
                 stroke(dash, WHITE, 0.15)
         else:
             width = {"stop": 0.4, "yellow": 0.3}.get(marking.kind, 0.15)
@@ -121,13 +121,14 @@ def box_corners(box: Float) -> Float:
     )
 
 
-def _dashes(points: Float, length_m: float = 3.0, every_m: float = 9.0) -> list[Float]:
+def dashes(points: Float, length_m: float = 3.0, every_m: float = 9.0) -> list[Float]:
+    """Dashes [3,2] of a broken line."""
     arcs = arc_lengths(points)
     starts = np.arange(0.0, max(arcs[-1] - length_m, 0.0) + 1e-9, every_m)
     return [at_arc(points, np.array([start, start + length_m / 2.0, start + length_m])) for start in starts]
 
 
-def _zebra(polygon: Float, bar_m: float = 0.5, every_m: float = 1.1) -> list[Float]:
+def zebra_bars(polygon: Float, bar_m: float = 0.5, every_m: float = 1.1) -> list[Float]:
     """Bars of a crosswalk whose first side leads from kerb to kerb."""
     near, far = polygon[0], polygon[3]
     along = polygon[1] - polygon[0]

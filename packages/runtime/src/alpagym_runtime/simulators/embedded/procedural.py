@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from alpagym_runtime.errors import SceneError
 from alpagym_runtime.geometry import area_from_polygons
 from alpagym_runtime.random import generator, text_seed
+from alpagym_runtime.simulators.embedded.lane_map import Marking
 from alpagym_runtime.simulators.embedded.recording import record
 from alpagym_runtime.simulators.embedded.scene import KINDS, STEP_US, Actors, Scene, Vehicle
 
@@ -233,6 +234,13 @@ def _actors(road: _Road, scripts: list[_Script]) -> Actors:
     return Actors(tracks, first, last, sizes, np.array([script.kind for script in scripts]))
 
 
+def _markings(road: _Road) -> tuple[Marking, ...]:
+    """A broken line between the lanes, solid ones at the edges."""
+    arcs = road.samples[:, 3]
+    places = ((0.0, "dashed"), (LANE_WIDTH_M, "edge"), (-LANE_WIDTH_M, "edge"))
+    return tuple(Marking(road.at(arcs, left)[:, :2], kind) for left, kind in places)  # type: ignore[arg-type]
+
+
 def _draw(scene_id: str, attempt: int) -> Scene | None:
     """One draw of a scene; None where the expert cannot drive it."""
     seed = text_seed(scene_id)
@@ -268,6 +276,7 @@ def _draw(scene_id: str, attempt: int) -> Scene | None:
         actors=_actors(road, scripts),
         vehicle=Vehicle(4.7, 1.9, 1.0, 2.8),
         speed_limit_mps=speed * float(start_rng.uniform(1.0, 1.2)),
+        markings=_markings(road),
     )
     recorded = record(scene)
     if recorded is None or np.hypot(*(recorded.ego_log[-1, :2] - recorded.ego_log[HISTORY_STEPS, :2])) < LEAST_DRIVE_M:

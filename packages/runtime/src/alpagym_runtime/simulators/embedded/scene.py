@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from alpagym_runtime.errors import SceneError
 from alpagym_runtime.geometry import Area
-from alpagym_runtime.simulators.embedded.lane_map import Agent, LaneMap, Signals, Stop
+from alpagym_runtime.simulators.embedded.lane_map import Agent, LaneMap, Marking, Signals, Stop
 
 STEP_US = 100_000
 """Grid of the tracks and length of one inner step of the world."""
@@ -97,6 +97,7 @@ class Scene:
         signals: fixed-time signals.
         stops: stop lines on the route that the ego has to mind, ascending.
         lane_map: lanes and dressing, where the scene has them.
+        markings: painted lines of scenes without a lane map; for pictures.
 
     """
 
@@ -113,6 +114,7 @@ class Scene:
     signals: Signals = field(default_factory=Signals)
     stops: tuple[Stop, ...] = ()
     lane_map: LaneMap | None = None
+    markings: tuple[Marking, ...] = ()
 
     def __post_init__(self) -> None:
         where = f"scene {self.scene_id!r}"

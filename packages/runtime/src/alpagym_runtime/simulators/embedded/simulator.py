@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from alpagym_runtime.errors import ConfigError, SceneError
+from alpagym_runtime.geometry import rig_to_local
 from alpagym_runtime.run_config import DatasetSection
 from alpagym_runtime.simulators.base import no_failures, rows_of
 from alpagym_runtime.simulators.embedded import observe, state, world
+from alpagym_runtime.simulators.embedded.camera_config import BRAKES_MPS2
 from alpagym_runtime.simulators.embedded.config import EmbeddedConfig
 from alpagym_runtime.simulators.embedded.dataset import SceneSource, open_source, scene_ids
 from alpagym_runtime.simulators.embedded.expert import target_plan
@@ -29,6 +32,7 @@ from alpagym_runtime.types import (
     Ended,
     EpisodeRequest,
     Failure,
+    Frame,
     Labels,
     Measures,
     MeasureSeries,
@@ -37,6 +41,11 @@ from alpagym_runtime.types import (
     SimulatorSpec,
     TickBatch,
 )
+
+if TYPE_CHECKING:
+    from alpagym_runtime.simulators.embedded.camera_config import CamerasConfig
+    from alpagym_runtime.simulators.embedded.camera_stream import CameraStream
+    from alpagym_runtime.simulators.embedded.views import Moment
 
 _EVENTS = {"collision": state.EVENT_COLLISION, "offroad": state.EVENT_OFFROAD, "goal": state.EVENT_GOAL}
 _AGGREGATION = {
@@ -81,11 +90,6 @@ class EmbeddedSimulator:
         labels: Sequence[str] = (),
         source: SceneSource | None = None,
     ) -> None:
-        if policy_spec.cameras:
-            raise ConfigError(
-                f"the embedded simulator renders no cameras, the policy wants {', '.join(policy_spec.cameras)}",
-                key="policy",
-            )
         for key in ("history_step_us", "plan_step_us"):
             step = getattr(policy_spec, key)
             if step % STEP_US:
@@ -123,6 +127,14 @@ class EmbeddedSimulator:
         self._pool = ThreadPoolExecutor(1, "embedded") if config.threads else None
         self._running: list[Future[_Result]] = []
         self._recorder = Recorder(self._inner, policy_spec.plan_step_us)
+        self._cameras: CameraStream | None = None
+        if policy_spec.cameras:
+            # Only who looks loads the renderer.
+            from alpagym_runtime.simulators.embedded.camera_stream import CameraStream
+
+            self._cameras = CameraStream(
+                config.cameras, policy_spec, slots, lambda slot: self._bank[self.request(slot).scene_id]
+            )
         measures = MeasuresOnDemand(dict.fromkeys(state.MEASURES, "tick"))
         for name in config.measures:
             if name not in measures:
@@ -136,6 +148,7 @@ class EmbeddedSimulator:
             slots=slots,
             scenes=tuple(scene_ids(dataset, self._source)),
             measures=measures,
+            cameras=tuple(policy_spec.cameras),
             action_kinds=frozenset({"plan", "control"}),
         )
 
@@ -179,6 +192,8 @@ class EmbeddedSimulator:
         world.begin(self._bank.bank, self._slots, rows, indices, handovers, starts)
         if self._delay is not None:
             self._delay.forget(rows)
+        if self._cameras is not None:
+            self._cameras.start(rows)
         if self._late_measures():
             for slot, start, handover in zip(fine, starts.tolist(), handovers.tolist(), strict=True):
                 self._recorder.begin(slot, self._bank[self.request(slot).scene_id], start, handover)
@@ -231,6 +246,8 @@ class EmbeddedSimulator:
         self._settle()
         if self._pool is not None:
             self._pool.shutdown()
+        if self._cameras is not None:
+            self._cameras.close()
 
     # ------------------------------------------------------------ scenes
 
@@ -260,6 +277,33 @@ class EmbeddedSimulator:
         from alpagym_runtime.simulators.embedded.birds_eye import draw
 
         return draw(self, slot, plan_rig)
+
+    def moment(self, slot: int) -> Moment:
+        """Where everybody is in a slot now, for pictures."""
+        from alpagym_runtime.simulators.embedded.views import Moment
+
+        scene, s = self._load(self.request(slot).scene_id, {}), self._slots
+        count = len(scene.actors.first)
+        actors = np.zeros((count, 5))
+        actors[:, :4] = s.actors[slot, :count]
+        slower = (s.actors_before[slot, :count, 3] - actors[:, 3]) * (1e6 / STEP_US)
+        actors[:, 4] = slower > BRAKES_MPS2
+        return Moment(
+            scene, s.state[slot, :3].copy(), int(s.step[slot]) * STEP_US, actors, s.present[slot, :count].copy()
+        )
+
+    def plan(self, slot: int) -> NDArray[np.float64] | None:
+        """[T,3] x, y m, yaw rad local: what a slot drives by since its last decision; None before the first."""
+        s = self._slots
+        if s.step[slot] <= s.start[slot] or not np.isnan(s.control[slot, 0]):
+            return None
+        pose, plan = s.plan_pose[slot], s.plan[slot]
+        return np.column_stack([rig_to_local(plan[:, :2], pose), plan[:, 2] + pose[2]])
+
+    @property
+    def camera_options(self) -> CamerasConfig:
+        """How this world is seen."""
+        return self._config.cameras
 
     def _load(self, scene_id: str, loaded: dict[str, Scene]) -> Scene:
         if scene_id in loaded:
@@ -356,18 +400,24 @@ class EmbeddedSimulator:
         since = s.step[rows] - s.handover[rows]
         # Away from the handover, which alone is 0: a tick at either end may be cut short.
         tick = np.where(warm, since // self._inner, -(-since // self._inner))
+        observation = self._observe(rows, well)
+        frames: tuple[Frame, ...] = ()
+        if self._cameras is not None:
+            seen, frames = self._cameras.observe(s, rows[well])
+            observation |= {name: _spread(array, well, len(rows)) for name, array in seen.items()}
         batch = TickBatch(
             slots=rows.astype(np.int64),
             requests=[r for r in requests if r is not None],
             tick=np.where(well, tick, 0),
             controls=~warm & well,
-            observation=self._observe(rows, well),
+            observation=observation,
             observation_valid=well.copy(),
             measures=measures,
             measures_previous=previous,
             labels=self._label(rows[well], well),
             ended=ended,
             failure=[self._failures[slot] for slot in rows] if not well.all() else no_failures(len(rows)),
+            frames=frames,
             episode_measures={int(r): self._complete(rows[r]) for r in np.flatnonzero((ended != Ended.RUNNING) & well)},
         )
         self._phase[rows] = np.where(ended == Ended.RUNNING, DELIVERED, IDLE)

@@ -1,0 +1,54 @@
+"""`picture_kernel`: the compiler for pictures, with fast maths and a cache keyed by this folder's sources alone.
+
+Fast maths reorders sums, so pictures are equal bit for bit on one build and CPU family only; the world's own kernels
+never use it. Nothing here may be called by the world or call it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+
+from alpagym_runtime import kernels
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@lru_cache(maxsize=1)
+def _folder() -> Path | None:
+    base = kernels.cache_folder()
+    if base is None:
+        return None
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(file.read_bytes())
+    folder = base.parent / f"pictures-{digest.hexdigest()[:16]}"
+    folder.mkdir(exist_ok=True, mode=0o700)
+    return folder
+
+
+def picture_kernel(function: F) -> F:
+    """Compile with `nogil` and fast maths, cached across processes."""
+    return _compile(function, inline=False)
+
+
+def inlined(function: F) -> F:
+    """A picture kernel that LLVM merges into its callers: a call with arrays costs more than what it computes here."""
+    return _compile(function, inline=True)
+
+
+def _compile(function: F, inline: bool) -> F:
+    folder = _folder()
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(folder or "")
+    try:
+        options: dict[str, Any] = {"cache": folder is not None, "nogil": True, "fastmath": True, "error_model": "numpy"}
+        options["forceinline"] = inline
+        return numba.njit(**options)(function)
+    finally:
+        numba.config.CACHE_DIR = before
