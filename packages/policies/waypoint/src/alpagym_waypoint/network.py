@@ -94,20 +94,23 @@ class CameraEncoder(nn.Module):
             nn.Flatten(),
         )
         with torch.no_grad():
-            for layer in self.stem:
-                # As if all frames' channels went into one convolution.
-                layer.weight.mul_(frames**-0.5)
+            for name, weight in self.named_parameters():
+                if name.startswith("stem.") and weight.ndim == 4:
+                    # As if all frames' channels went into one convolution.
+                    weight.mul_(frames**-0.5)
+                if weight.ndim == 4:
+                    weight.data = weight.data.contiguous(memory_format=torch.channels_last)
             size = self.rest(torch.zeros(1, first, height // 4, width // 4)).shape[1]
         self.features = nn.Sequential(nn.Linear(size, hidden), nn.ReLU())
 
     def forward(self, pictures: Tensor) -> Tensor:
         """See the class."""
-        seen: Tensor | None = None
-        for k, layer in enumerate(self.stem):
-            # A view in channels-last order; the conversion keeps it.
-            frame = pictures[:, k].permute(0, 3, 1, 2).float().sub_(PIXEL_CENTRE).mul_(1.0 / PIXEL_UNIT)
-            seen = layer(frame) if seen is None else seen + layer(frame)
-        return self.features(self.rest(seen))
+        # Views in channels-last order; the conversion keeps it.
+        frames = (pictures[:, k].permute(0, 3, 1, 2).float() for k in range(pictures.shape[1]))
+        scaled = (frame.sub_(PIXEL_CENTRE).mul_(1.0 / PIXEL_UNIT) for frame in frames)
+        first, *others = (layer(frame) for layer, frame in zip(self.stem, scaled, strict=True))
+        features: Tensor = self.features(self.rest(sum(others, start=first)))
+        return features
 
 
 class CameraNetwork(nn.Module):
@@ -129,7 +132,6 @@ class CameraNetwork(nn.Module):
         width = (1 + len(self.cameras)) * hidden
         self.trunk = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
         self.head = _head(hidden)
-        self.to(memory_format=torch.channels_last)
 
     def inputs(self, observation: Observation) -> list[NDArray[Any]]:
         """Ego [N,F] and each camera's pictures [N,K,h,w,3] u8."""
@@ -138,7 +140,8 @@ class CameraNetwork(nn.Module):
     def forward(self, ego: Tensor, *pictures: Tensor) -> Tensor:
         """What `inputs` gives, to knots [N,16]."""
         parts = [encoder(seen) for encoder, seen in zip(self.encoders, pictures, strict=True)]
-        return self.head(self.trunk(torch.cat([self.ego(ego), *parts], dim=-1)))
+        knots: Tensor = self.head(self.trunk(torch.cat([self.ego(ego), *parts], dim=-1)))
+        return knots
 
 
 def _ego_layer(hidden: int, route_points: int) -> nn.Sequential:

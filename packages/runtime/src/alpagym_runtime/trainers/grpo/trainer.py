@@ -16,13 +16,13 @@ import torch
 from numpy.typing import NDArray
 
 from alpagym_runtime.random import generator, mix_int
-from alpagym_runtime.trainers.base import decision_batch, take
+from alpagym_runtime.trainers.base import Observations, decision_batch
 from alpagym_runtime.trainers.grpo.advantages import group_advantages, tick_advantages
 from alpagym_runtime.trainers.grpo.config import GrpoConfig
 from alpagym_runtime.trainers.grpo.loss import LossParts, grpo_loss
 from alpagym_runtime.trainers.metrics import drive_numbers
 from alpagym_runtime.trainers.sft.trainer import SftTrainer
-from alpagym_runtime.types import Decision, Episode, EpisodeRequest, Observation, Sampling, TrainablePolicy
+from alpagym_runtime.types import Decision, Episode, EpisodeRequest, Sampling, TrainablePolicy
 
 if TYPE_CHECKING:
     from alpagym_runtime.trainers.run import Run
@@ -34,7 +34,7 @@ STAGE = "grpo"
 class StepData:
     """The decisions of a step that are worth a gradient, and counts of what was left out."""
 
-    observation: Observation
+    observation: Observations
     decisions: Decision | None
     advantage_B: NDArray[np.float32]
     sampling: Sampling
@@ -154,7 +154,7 @@ def select(episodes: list[Episode], config: GrpoConfig, minimum_group: int) -> S
         advantages += per_tick
     counts["groups"] = float(len(groups))
     if not chosen:
-        return StepData({}, None, np.zeros(0, np.float32), Sampling(), counts)
+        return StepData(Observations({}), None, np.zeros(0, np.float32), Sampling(), counts)
     assert len({episode.sampling for episode in chosen}) == 1, "a step's episodes were sampled in different ways"
     advantage = np.concatenate(advantages)
     controls = np.concatenate([episode.controls for episode in chosen])
@@ -162,7 +162,7 @@ def select(episodes: list[Episode], config: GrpoConfig, minimum_group: int) -> S
     observation, decisions = decision_batch(chosen)
     counts["decisions"], counts["decisions_kept"] = float(len(advantage)), float(len(rows))
     kept = advantage[rows].astype(np.float32)
-    return StepData(take(observation, rows), decisions.take(rows), kept, chosen[0].sampling, counts)
+    return StepData(observation.keep(rows), decisions.take(rows), kept, chosen[0].sampling, counts)
 
 
 def optimise(
@@ -244,7 +244,7 @@ def _loss(
     reference: torch.nn.Module | None,
 ) -> tuple[LossParts, float]:
     assert data.decisions is not None
-    observation, decisions = take(data.observation, rows), data.decisions.take(rows)
+    observation, decisions = data.observation.take(rows), data.decisions.take(rows)
     score = policy.score(observation, decisions, data.sampling)
     device = score.log_prob.device
     before = None
