@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from alpagym_plugins import ConfigError
 from alpagym_runtime.policies.unicycle import KNOT_TIMES_S, knots_of_plan, roll_out
@@ -13,7 +14,7 @@ from alpagym_runtime.random import normal
 from alpagym_runtime.testing.conformance import TrainablePolicyConformance
 from alpagym_runtime.testing.examples import assert_same, example_observation
 from alpagym_runtime.types import ImitatingPolicy, Sampling
-from alpagym_waypoint.config import WaypointConfig
+from alpagym_waypoint.config import ModelSection, WaypointConfig
 from alpagym_waypoint.network import actor_features, ego_features
 from alpagym_waypoint.policy import UNITS, bucket
 
@@ -329,6 +330,29 @@ def test_pictures_that_may_not_be_written_are_read():
 def test_a_wrong_camera_option_is_named(options, message):
     with pytest.raises(ConfigError, match=message):
         WaypointConfig(**options)
+
+
+# ---------------------------------------------------------------- weights
+
+
+def test_weights_come_from_a_file(tmp_path):
+    other = camera_policy(seed=5)
+    save_file(other.module.state_dict(), tmp_path / "model.safetensors")
+    observation = observe(other)
+    for path in (tmp_path, tmp_path / "model.safetensors"):
+        policy = camera_policy(model=ModelSection(str(path)))
+        assert_same(policy.act(observation, seeds(5), MEAN), other.act(observation, seeds(5), MEAN), "the decision")
+
+
+def test_weights_of_another_shape_are_refused_with_their_place(tmp_path):
+    save_file(camera_policy().module.state_dict(), tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"policy\.model\.path: the weights in .* do not fit .*ego\.0\.weight"):
+        camera_policy(hidden=32, model=ModelSection(str(tmp_path)))
+
+
+def test_missing_weights_are_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"policy\.model\.path: .*nowhere.* does not exist"):
+        camera_policy(model=ModelSection(str(tmp_path / "nowhere")))
 
 
 # ---------------------------------------------------------------- imitation

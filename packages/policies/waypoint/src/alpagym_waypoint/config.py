@@ -12,6 +12,20 @@ if TYPE_CHECKING:
     from alpagym_waypoint.policy import WaypointPolicy
 
 SMALLEST_PICTURE_PX = 16
+BUNDLED = "bundled"
+
+
+@dataclass
+class ModelSection:
+    """Which weights to begin with.
+
+    Attributes:
+        path: a checkpoint folder or a .safetensors file; bundled: the weights that come with the package, for one
+            camera of the default size; empty: fresh ones. `checkpoint.path` goes over it.
+
+    """
+
+    path: str = ""
 
 
 @dataclass
@@ -30,7 +44,8 @@ class WaypointConfig:
         actors: nearest road users that it sees without a camera.
         acceleration_std, curvature_std: exploration in units of 3 m/s2 and 0.06 1/m.
         noise_correlation: of the exploration from one tick to the next, AR(1); 0 is white.
-        seed: of the first weights.
+        seed: of fresh weights.
+        model: weights to begin with.
         blank_cameras: pictures arrive black, to measure what they are worth.
 
     """
@@ -48,6 +63,7 @@ class WaypointConfig:
     noise_correlation: float = 0.9
     seed: int = 0
     blank_cameras: bool = False
+    model: ModelSection = field(default_factory=ModelSection)
 
     def __post_init__(self) -> None:
         for i, name in enumerate(self.cameras):

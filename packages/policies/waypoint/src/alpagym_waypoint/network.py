@@ -98,8 +98,6 @@ class CameraEncoder(nn.Module):
                 if name.startswith("stem.") and weight.ndim == 4:
                     # As if all frames' channels went into one convolution.
                     weight.mul_(frames**-0.5)
-                if weight.ndim == 4:
-                    weight.data = weight.data.contiguous(memory_format=torch.channels_last)
             size = self.rest(torch.zeros(1, first, height // 4, width // 4)).shape[1]
         self.features = nn.Sequential(nn.Linear(size, hidden), nn.ReLU())
 

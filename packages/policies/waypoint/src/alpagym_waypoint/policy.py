@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from alpagym_runtime.errors import ConfigError, CorruptFileError
 from alpagym_runtime.policies.unicycle import KNOT_TIMES_S, knots_of_plan, roll_out
 from alpagym_runtime.random import normal
+from alpagym_runtime.trainers.checkpoints import load_weights
 from alpagym_runtime.types import Decision, Observation, Sampling, Score
-from alpagym_waypoint.config import WaypointConfig
+from alpagym_waypoint.config import BUNDLED, WaypointConfig
 from alpagym_waypoint.network import ActorsNetwork, CameraNetwork
 
 ACCELERATION_UNIT_MPS2 = 3.0
@@ -63,6 +66,17 @@ def _network(config: WaypointConfig, route_points: int) -> ActorsNetwork | Camer
     return CameraNetwork(config.hidden, route_points, config.cameras, config.frames, size, config.channels)
 
 
+def _load(module: nn.Module, path: str) -> None:
+    """Give a network the weights behind `policy.model.path`."""
+    place = Path(__file__).with_name("bundled.safetensors") if path == BUNDLED else Path(path)
+    try:
+        module.load_state_dict(load_weights(place))
+    except RuntimeError as err:
+        raise ConfigError(f"the weights in {place} do not fit this policy: {err}", key="policy.model.path") from err
+    except CorruptFileError as err:
+        raise ConfigError(str(err), key="policy.model.path") from err
+
+
 class WaypointPolicy:
     """See the module's text; implements `alpagym_runtime.types.TrainablePolicy`."""
 
@@ -74,6 +88,8 @@ class WaypointPolicy:
         torch.manual_seed(config.seed)
         self.module: nn.Module = _network(config, self.spec.route_points).to(self.device)
         torch.random.set_rng_state(state)
+        if config.model.path:
+            _load(self.module, config.model.path)
         self._std = np.repeat([config.acceleration_std, config.curvature_std], 2).astype(np.float32)
         self._correlation = config.noise_correlation
         self._blank = config.blank_cameras
