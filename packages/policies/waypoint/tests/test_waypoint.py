@@ -346,7 +346,7 @@ def test_weights_come_from_a_file(tmp_path):
 
 def test_weights_of_another_shape_are_refused_with_their_place(tmp_path):
     save_file(camera_policy().module.state_dict(), tmp_path / "model.safetensors")
-    with pytest.raises(ConfigError, match=r"policy\.model\.path: the weights in .* do not fit .*ego\.0\.weight"):
+    with pytest.raises(ConfigError, match=r"(?s)policy\.model\.path: the weights in .* do not fit .*ego\.0\.weight"):
         camera_policy(hidden=32, model=ModelSection(str(tmp_path)))
 
 
