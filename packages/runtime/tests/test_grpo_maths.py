@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alpagym_runtime.policies.base import plan_decision
+from alpagym_runtime.trainers.base import Observations
 from alpagym_runtime.trainers.grpo.advantages import group_advantages, returns_to_go, tick_advantages
 from alpagym_runtime.trainers.grpo.config import GrpoConfig
 from alpagym_runtime.trainers.grpo.loss import grpo_loss, kl_k3, masked_mean
@@ -345,7 +346,7 @@ def step_data(policy, count=11, padding=0, sampling=WARM):
     decisions.log_prob += moved
     decisions.log_prob[~mask] = 1e30
     x[count:], advantage[count:] = 1e3, 1e3
-    return StepData({"x": x}, decisions, advantage, sampling, {})
+    return StepData(Observations({"x": x}), decisions, advantage, sampling, {})
 
 
 def one_step(micro_batch, *, padding=0, kl_weight=0.0, **options):
@@ -405,7 +406,11 @@ def test_a_number_that_is_not_finite_stops_the_step_and_is_counted(place):
     policy = LinePolicy()
     before = copy.deepcopy(policy.module.state_dict())
     data = step_data(policy)
-    array = {"log_prob": data.decisions.log_prob, "advantage": data.advantage_B, "observation": data.observation["x"]}
+    array = {
+        "log_prob": data.decisions.log_prob,
+        "advantage": data.advantage_B,
+        "observation": data.observation.arrays["x"],
+    }
     array[place][4] = math.nan
     optimiser = torch.optim.Adam(policy.module.parameters(), lr=0.1)
     numbers = optimise(policy, optimiser, data, GrpoConfig(micro_batch=3), 0)
@@ -445,10 +450,10 @@ def test_passes_end_when_the_policy_has_moved_far():
 def test_the_ratio_is_one_for_unchanged_weights():
     policy = LinePolicy(torch.float32)
     data = step_data(LinePolicy())
-    data.observation["x"] = data.observation["x"].astype(np.float32)
+    data.observation.arrays["x"] = data.observation.arrays["x"].astype(np.float32)
     data.decisions.trace["action"] = data.decisions.trace["action"].astype(np.float32)
     with torch.no_grad():
-        data.decisions.log_prob = policy.score(data.observation, data.decisions, data.sampling).log_prob.numpy()
+        data.decisions.log_prob = policy.score(data.observation.arrays, data.decisions, data.sampling).log_prob.numpy()
     optimiser = torch.optim.SGD(policy.module.parameters(), lr=0.1)
     numbers = optimise(policy, optimiser, data, GrpoConfig(), 0)
     assert abs(numbers["ratio_min"] - 1.0) <= 1e-6

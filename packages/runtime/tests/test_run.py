@@ -77,6 +77,14 @@ class TestGrpoWithAReference(TrainerConformance):
         return configure(trainer, checkpoint={"every_updates": 3, "keep": 1})
 
 
+class TestGrpoThatChoosesItsScenesAndCools(TrainerConformance):
+    stops = (4, 6)
+
+    def config(self):
+        trainer = GRPO | {"scene_focus": 0.5, "final_temperature_share": 0.5, "learning_rate": 0.01}
+        return configure(trainer, checkpoint={"every_updates": 3, "keep": 1})
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A completed run; not to be written to."""
@@ -340,6 +348,25 @@ def weights_of(directory):
 
 def sorted_like(weights):
     return {name: weights[name] for name in WaypointConfig(hidden=16, actors=1).build().module.state_dict()}
+
+
+def test_a_budget_ends_the_stage_and_the_run_goes_on_to_its_end(tmp_path):
+    outcome = Run(configure(GRPO | {"updates": 500, "budget_s": 0.01}), tmp_path).train()
+    assert outcome.completed
+    assert "final" in outcome.summary["evaluations"]
+    # The first step takes more than 10 ms.
+    assert [row["step"] for row in training_rows(tmp_path) if row["stage"] == "grpo"] == [1]
+
+
+def test_exploration_cools_to_its_share(tmp_path):
+    trainer = GRPO | {"updates": 3, "temperature": 2.0, "final_temperature_share": 0.25}
+    config = configure(trainer, store={"record": ["train"]})
+    run = Run(config, tmp_path)
+    run.train()
+    rows = run.store.rows(["actor=policy"])
+    temperatures = {run.store.open(name).meta["sampling"]["temperature"] for name in rows["id"].to_pylist()}
+    # 2 to 0.5 in three steps
+    assert temperatures == {2.0, 1.25, 0.5}
 
 
 def test_retried_episodes_are_counted(tmp_path):

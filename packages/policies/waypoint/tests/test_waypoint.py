@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from alpagym_plugins import ConfigError
 from alpagym_runtime.policies.unicycle import KNOT_TIMES_S, knots_of_plan, roll_out
@@ -13,8 +14,9 @@ from alpagym_runtime.random import normal
 from alpagym_runtime.testing.conformance import TrainablePolicyConformance
 from alpagym_runtime.testing.examples import assert_same, example_observation
 from alpagym_runtime.types import ImitatingPolicy, Sampling
-from alpagym_waypoint.config import WaypointConfig
-from alpagym_waypoint.policy import UNITS, bucket, features
+from alpagym_waypoint.config import ModelSection, WaypointConfig
+from alpagym_waypoint.network import actor_features, ego_features
+from alpagym_waypoint.policy import UNITS, bucket
 
 MEAN = Sampling("mean")
 
@@ -29,6 +31,21 @@ class TestWaypointHotWithWhiteNoise(TrainablePolicyConformance):
 
     def make(self):
         return WaypointConfig(hidden=16, actors=1, noise_correlation=0.0, seed=3).build()
+
+
+SMALL_CAMERA = {"camera_height": 16, "camera_width": 24, "channels": [8, 8, 8], "hidden": 16}
+
+
+class TestWaypointWithACamera(TrainablePolicyConformance):
+    def make(self):
+        return WaypointConfig(cameras=["front"]).build()
+
+
+class TestWaypointWithTwoCamerasOfOneFrame(TrainablePolicyConformance):
+    sampling = Sampling("sample", 1.5)
+
+    def make(self):
+        return WaypointConfig(cameras=["left", "right"], frames=1, **SMALL_CAMERA).build()
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +229,7 @@ def test_inputs_far_out_of_range_are_bounded(policy):
     observation = observe(policy)
     observation["actors_rig"][..., :5] = 1e6
     observation["route_rig"][:] = -1e6
-    ego, actors, _ = features(observation)
+    ego, actors = ego_features(observation), actor_features(observation)
     assert max(np.abs(ego).max(), np.abs(actors).max()) <= 6.0
 
 
@@ -222,6 +239,120 @@ def test_a_seed_gives_the_weights_and_leaves_the_global_generator_alone():
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not torch.equal(first["head.weight"], other["head.weight"])
+
+
+# ---------------------------------------------------------------- cameras
+
+
+def camera_policy(**options):
+    return WaypointConfig(**({"cameras": ["front"]} | SMALL_CAMERA | options)).build()
+
+
+def test_with_a_camera_it_reads_pictures_and_no_road_users():
+    spec = WaypointConfig(cameras=["left", "right"], camera_height=32, camera_width=64, frames=3).spec()
+    assert spec.fields == ("ego_history_rig", "ego_dynamics_rig", "route_rig")
+    assert dict(spec.cameras) == {"left": (32, 64), "right": (32, 64)}
+    assert (spec.frames, spec.frame_step_us, spec.privileged) == (3, 200_000, ())
+
+
+def test_the_default_camera_network_has_fewer_than_a_million_weights():
+    module = WaypointConfig(cameras=["front"]).build().module
+    assert sum(p.numel() for p in module.parameters()) < 200_000
+
+
+@pytest.mark.parametrize("frame", [0, 1])
+@pytest.mark.parametrize("camera", ["left", "right"])
+def test_every_frame_of_every_camera_counts(camera, frame):
+    policy = camera_policy(cameras=["left", "right"])
+    observation = observe(policy)
+    other = {name: array.copy() for name, array in observation.items()}
+    other[f"camera_{camera}"][:, frame] = 255 - other[f"camera_{camera}"][:, frame]
+    with torch.no_grad():
+        assert (policy.forward(observation) != policy.forward(other)).any(dim=1).all()
+
+
+def test_the_first_layer_is_a_convolution_over_the_channels_of_all_frames():
+    policy = camera_policy(frames=3)
+    pictures = observe(policy)["camera_front"]
+    encoder = policy.module.encoders[0]
+    seen = []
+    handle = encoder.rest.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    with torch.no_grad():
+        encoder(torch.from_numpy(pictures))
+        handle.remove()
+        channels = torch.from_numpy(pictures).permute(0, 1, 4, 2, 3).flatten(1, 2).float()
+        weight = torch.cat([layer.weight for layer in encoder.stem], dim=1)
+        wanted = torch.nn.functional.conv2d((channels - 128) / 64, weight, encoder.stem[0].bias, stride=4)
+    torch.testing.assert_close(seen[0], wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_a_row_has_the_same_bits_in_every_bucket():
+    policy = camera_policy()
+    observation = observe(policy, 300)
+    whole = policy.act(observation, seeds(300), Sampling())
+    for count in (1, 7, 8, 17, 100, 256):
+        rows = np.arange(count)[::-1].copy()
+        part = policy.act({name: array[rows] for name, array in observation.items()}, seeds(300)[rows], Sampling())
+        assert_same(part, whole.take(rows), f"{count} rows")
+
+
+def test_a_blanked_camera_hides_the_pictures_and_nothing_else():
+    seeing, blind = camera_policy(), camera_policy(blank_cameras=True)
+    observation = observe(seeing)
+    black = observation | {"camera_front": np.zeros_like(observation["camera_front"])}
+    found = blind.act(observation, seeds(5), Sampling())
+    assert_same(found, seeing.act(black, seeds(5), Sampling()), "the decision on black pictures")
+    assert (found.plan_rig != seeing.act(observation, seeds(5), Sampling()).plan_rig).any()
+    torch.testing.assert_close(blind.score(observation, found, Sampling()).log_prob.detach().numpy(), found.log_prob)
+
+
+def test_pictures_that_may_not_be_written_are_read():
+    policy = camera_policy()
+    observation = observe(policy)
+    locked = {name: array.copy() for name, array in observation.items()}
+    locked["camera_front"].flags.writeable = False
+    assert_same(policy.act(locked, seeds(5), MEAN), policy.act(observation, seeds(5), MEAN), "the decision")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cameras": ["a", "a"]}, r"cameras\[1\]: must be the name of another camera"),
+        ({"cameras": [""]}, r"cameras\[0\]"),
+        ({"camera_height": 50}, "camera_height: must be a multiple of 4, got 50"),
+        ({"camera_width": 8}, "camera_width"),
+        ({"channels": [16, 32]}, "channels: must be three numbers"),
+        ({"channels": [16, 32, 4]}, r"channels\[2\]"),
+        ({"frames": 0}, "frames"),
+        ({"blank_cameras": True}, "blank_cameras: there is no camera to blank"),
+    ],
+)
+def test_a_wrong_camera_option_is_named(options, message):
+    with pytest.raises(ConfigError, match=message):
+        WaypointConfig(**options)
+
+
+# ---------------------------------------------------------------- weights
+
+
+def test_weights_come_from_a_file(tmp_path):
+    other = camera_policy(seed=5)
+    save_file(other.module.state_dict(), tmp_path / "model.safetensors")
+    observation = observe(other)
+    for path in (tmp_path, tmp_path / "model.safetensors"):
+        policy = camera_policy(model=ModelSection(str(path)))
+        assert_same(policy.act(observation, seeds(5), MEAN), other.act(observation, seeds(5), MEAN), "the decision")
+
+
+def test_weights_of_another_shape_are_refused_with_their_place(tmp_path):
+    save_file(camera_policy().module.state_dict(), tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"(?s)policy\.model\.path: the weights in .* do not fit .*ego\.0\.weight"):
+        camera_policy(hidden=32, model=ModelSection(str(tmp_path)))
+
+
+def test_missing_weights_are_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"policy\.model\.path: .*nowhere.* does not exist"):
+        camera_policy(model=ModelSection(str(tmp_path / "nowhere")))
 
 
 # ---------------------------------------------------------------- imitation

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from alpagym_runtime.errors import ConfigError, CorruptFileError
 from alpagym_runtime.policies.unicycle import KNOT_TIMES_S, knots_of_plan, roll_out
 from alpagym_runtime.random import normal
+from alpagym_runtime.trainers.checkpoints import load_weights
 from alpagym_runtime.types import Decision, Observation, Sampling, Score
-from alpagym_waypoint.config import WaypointConfig
+from alpagym_waypoint.config import BUNDLED, WaypointConfig
+from alpagym_waypoint.network import ActorsNetwork, CameraNetwork
 
 ACCELERATION_UNIT_MPS2 = 3.0
 CURVATURE_UNIT_PM = 0.06
@@ -34,61 +38,43 @@ for _row, (_offset, _knots) in enumerate([(0, EARLY), (0, NEXT), (8, EARLY), (8,
 # Shifts [4,16]: a group's noise moves all of its knots alike.
 _SHIFT = (_GROUP > 0).astype(np.float32)
 
+PICTURE_AXES = 5
 SMALLEST_BUCKET = 8
-
-
-class Network(nn.Module):
-    """Features to [N,16] knots in units; road users by a shared layer and a maximum, so their order does not matter."""
-
-    def __init__(self, hidden: int, route_points: int) -> None:
-        super().__init__()
-        self.actors = nn.Sequential(nn.Linear(13, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
-        self.ego = nn.Sequential(nn.Linear(7 + 4 * 5 + 3 * route_points, hidden), nn.ReLU())
-        self.trunk = nn.Sequential(nn.Linear(2 * hidden, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
-        self.head = nn.Linear(hidden, 16)
-        with torch.no_grad():
-            # The first plan keeps speed and heading.
-            self.head.weight.mul_(0.05)
-            self.head.bias.zero_()
-
-    def forward(self, ego: Tensor, actors: Tensor, actors_mask: Tensor) -> Tensor:
-        """Ego features [N,F], actors [N,A,13] and their mask [N,A] to knots [N,16]."""
-        each = self.actors(actors)
-        # A masked actor must not reach the maximum whatever it holds: select, do not multiply.
-        each = torch.where(actors_mask[..., None], each, torch.zeros_like(each))
-        return self.head(self.trunk(torch.cat([self.ego(ego), each.amax(dim=1)], dim=-1)))
-
-
-def features(observation: Observation) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.bool_]]:
-    """Scaled network inputs: ego [N,F], actors [N,A,13], mask [N,A]."""
-    dynamics = observation["ego_dynamics_rig"]
-    scaled = dynamics / np.array([10, 10, 10, 3, 3, 3, 0.5], np.float32)
-    history, known = observation["ego_history_rig"][:, -13::3], observation["ego_history_mask"][:, -13::3]
-    past = np.concatenate([history[..., :2] / 10.0, history[..., 6:7] * 4.0, known[..., None]], axis=-1)
-    past = np.where(known[..., None], past, 0.0)
-    route, on = observation["route_rig"], observation["route_mask"]
-    way = np.concatenate([route / np.array([40.0, 10.0], np.float32), on[..., None]], axis=-1)
-    way = np.where(on[..., None], way, 0.0)
-    count = len(dynamics)
-    ego = np.concatenate([scaled, past.reshape(count, -1), way.reshape(count, -1)], axis=1)
-    raw, mask = observation["actors_rig"], observation["actors_mask"]
-    x, y, yaw, vx, vy, length, width = (raw[..., k] for k in range(7))
-    speed = dynamics[:, None, 0]
-    # Relative speed, and where both will be in one and two seconds if nothing changes.
-    near = np.stack(
-        [
-            *(x / 20, y / 5, np.cos(yaw), np.sin(yaw), vx / 10, vy / 5, (vx - speed) / 10, length / 5, width / 2),
-            *((x + (vx - speed)) / 20, (y + vy) / 5, (x + 2 * (vx - speed)) / 20, (y + 2 * vy) / 5),
-        ],
-        axis=-1,
-    )
-    near = np.where(mask[..., None], np.clip(near, -6.0, 6.0), 0.0)
-    return np.clip(ego, -6.0, 6.0).astype(np.float32), near.astype(np.float32), mask
+LARGEST_FORWARD = 256
+"""Rows of one forward in `act`; more go in parts, so that activations stay in the cache."""
 
 
 def bucket(count: int) -> int:
     """Rows that a forward of `count` is padded to: 8, 16, 32, …; a row's bits then do not depend on its company."""
     return max(SMALLEST_BUCKET, 1 << max(count - 1, 0).bit_length())
+
+
+def _padded(rows: NDArray[Any]) -> NDArray[Any]:
+    """Rows followed by zeros up to their bucket; the rows themselves if they fill it."""
+    size = bucket(len(rows))
+    if size == len(rows):
+        return rows
+    padded = np.zeros((size, *rows.shape[1:]), rows.dtype)
+    padded[: len(rows)] = rows
+    return padded
+
+
+def _network(config: WaypointConfig, route_points: int) -> ActorsNetwork | CameraNetwork:
+    if not config.cameras:
+        return ActorsNetwork(config.hidden, route_points)
+    size = (config.camera_height, config.camera_width)
+    return CameraNetwork(config.hidden, route_points, config.cameras, config.frames, size, config.channels)
+
+
+def _load(module: nn.Module, path: str) -> None:
+    """Give a network the weights behind `policy.model.path`."""
+    place = Path(__file__).with_name("bundled.safetensors") if path == BUNDLED else Path(path)
+    try:
+        module.load_state_dict(load_weights(place))
+    except RuntimeError as err:
+        raise ConfigError(f"the weights in {place} do not fit this policy: {err}", key="policy.model.path") from err
+    except CorruptFileError as err:
+        raise ConfigError(str(err), key="policy.model.path") from err
 
 
 class WaypointPolicy:
@@ -100,10 +86,13 @@ class WaypointPolicy:
         self.device = torch.device(device)
         state = torch.random.get_rng_state()
         torch.manual_seed(config.seed)
-        self.module: nn.Module = Network(config.hidden, self.spec.route_points).to(self.device)
+        self.module: nn.Module = _network(config, self.spec.route_points).to(self.device)
         torch.random.set_rng_state(state)
+        if config.model.path:
+            _load(self.module, config.model.path)
         self._std = np.repeat([config.acceleration_std, config.curvature_std], 2).astype(np.float32)
         self._correlation = config.noise_correlation
+        self._blank = config.blank_cameras
         self._group = torch.from_numpy(_GROUP.T.copy()).to(self.device)
 
     def act(self, observations: Observation, seeds: NDArray[np.uint64], sampling: Sampling) -> Decision:
@@ -148,9 +137,8 @@ class WaypointPolicy:
 
     def forward(self, observations: Observation) -> Tensor:
         """Knots [N,16] in units, differentiable."""
-        ego, actors, mask = features(observations)
-        tensors = (torch.from_numpy(array).to(self.device) for array in (ego, actors, mask))
-        return self.module(*tensors)
+        knots: Tensor = self.module(*(torch.from_numpy(array).to(self.device) for array in self._inputs(observations)))
+        return knots
 
     def imitation_loss(self, observations: Observation, target_plan_rig: NDArray[np.float32]) -> Tensor:
         """[N] squared error of the knots against those of the expert's plans [N,64,3]; later knots count less."""
@@ -161,20 +149,25 @@ class WaypointPolicy:
         error = self.forward(observations) - wanted.to(self.device)
         return (error * error * weight.to(self.device)).sum(dim=-1)
 
+    def _inputs(self, observations: Observation) -> list[NDArray[Any]]:
+        arrays: list[NDArray[Any]] = self.module.inputs(observations)  # type: ignore[operator]
+        if self._blank:
+            arrays = [np.zeros_like(array) if array.ndim == PICTURE_AXES else array for array in arrays]
+        # An episode's pictures are read-only views, of which torch takes none.
+        return [np.require(array, requirements=["C", "W"]) for array in arrays]
+
     def _mean(self, observations: Observation) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Knots [N,16] and the groups' means [N,4], by one padded forward."""
-        ego, actors, mask = features(observations)
-        count = len(ego)
-        padded = bucket(count)
-        arrays = []
-        for array in (ego, actors, mask):
-            full = np.zeros((padded, *array.shape[1:]), array.dtype)
-            full[:count] = array
-            arrays.append(torch.from_numpy(full).to(self.device))
-        with torch.no_grad():
-            knots = self.module(*arrays)
-            means = knots @ self._group
-        return knots[:count].cpu().numpy(), means[:count].cpu().numpy()
+        """Knots [N,16] and the groups' means [N,4], by padded forwards."""
+        inputs = self._inputs(observations)
+        count = len(inputs[0])
+        parts = []
+        for start in range(0, count, LARGEST_FORWARD):
+            rows = [_padded(array[start : start + LARGEST_FORWARD]) for array in inputs]
+            with torch.no_grad():
+                knots = self.module(*(torch.from_numpy(array).to(self.device) for array in rows))
+                parts.append(torch.cat([knots, knots @ self._group], dim=1)[: count - start].cpu().numpy())
+        both = np.concatenate(parts) if parts else np.zeros((0, 20), np.float32)
+        return both[:, :16], both[:, 16:]
 
     def _log_prob(self, action: Tensor, means: Tensor, sampling: Sampling) -> Tensor:
         """[N,1] Gaussian log-density of actions around means, with the sampling's temperature."""

@@ -24,6 +24,7 @@ from alpagym_runtime.envs.core import CoreBatch, DrivingCore
 from alpagym_runtime.errors import SceneError, SimulatorError
 from alpagym_runtime.policies.base import validate_decision
 from alpagym_runtime.random import mix
+from alpagym_runtime.rollouts.pictures import PictureTrack
 from alpagym_runtime.telemetry.timers import timed
 from alpagym_runtime.types import (
     Decision,
@@ -75,6 +76,7 @@ class _Store:
         self._slots, self._capacity = slots, capacity
         self._arrays: dict[str, NDArray[Any]] = {}
         self._ragged: dict[str, list[list[NDArray[Any]]]] = {}
+        self._pictures: dict[str, PictureTrack] = {}
 
     def write(self, name: str, slots: NDArray[np.int64], at: NDArray[np.int64], values: NDArray[Any]) -> None:
         if int(at.max(initial=0)) >= self._capacity:
@@ -83,6 +85,14 @@ class _Store:
             self._arrays[name] = np.zeros((self._slots, self._capacity, *values.shape[1:]), values.dtype)
         self._arrays[name][slots, at] = values
 
+    def write_pictures(
+        self, name: str, slots: NDArray[np.int64], at: NDArray[np.int64], pictures: NDArray[np.uint8]
+    ) -> None:
+        if name not in self._pictures:
+            _, histories, *shape = pictures.shape
+            self._pictures[name] = PictureTrack(self._slots, self._capacity, histories, tuple(shape))
+        self._pictures[name].write(slots, at, pictures)
+
     def write_ragged(self, name: str, slots: NDArray[np.int64], at: NDArray[np.int64], values: Ragged) -> None:
         rows = self._ragged.setdefault(name, [[] for _ in range(self._slots)])
         for i, (slot, k) in enumerate(zip(slots.tolist(), at.tolist(), strict=True)):
@@ -90,6 +100,8 @@ class _Store:
             rows[slot].append(values.values[values.offsets[i] : values.offsets[i + 1]])
 
     def read(self, name: str, slot: int, count: int) -> Any:
+        if name in self._pictures:
+            return self._pictures[name].read(slot, count)
         if name in self._ragged:
             parts = self._ragged[name][slot][:count]
             offsets = np.cumsum([0] + [len(part) for part in parts]).astype(np.int64)
@@ -143,6 +155,7 @@ class Collector:
         self._decoded: dict[int, dict[str, str]] = {}
         self._gate = threading.Lock()
         self._store = _Store(core.spec.slots, 64)
+        self._cameras = frozenset(f"camera_{name}" for name in policy.spec.cameras)
         self._observed: tuple[str, ...] = ()
         self._columns: tuple[str, ...] = ()
         self._labels: tuple[str, ...] = ()
@@ -276,8 +289,7 @@ class Collector:
         at = count[slots]
         self._observed, self._labels = tuple(observation), tuple(labels)
         self._columns = tuple(column_names(decisions))
-        for name, array in observation.items():
-            self._store.write(f"observation.{name}", slots, at, array)
+        self._see(slots, at, observation)
         for name, array in labels.items():
             self._store.write(f"label.{name}", slots, at, array)
         for name in self._columns:
@@ -289,6 +301,11 @@ class Collector:
         for name, values in batch.terms.items():
             self._store.write(f"term.{name}", slots, at, values[rows])
 
+    def _see(self, slots: NDArray[np.int64], at: NDArray[np.int64], observation: dict[str, Any]) -> None:
+        for name, array in observation.items():
+            write = self._store.write_pictures if name in self._cameras else self._store.write
+            write(f"observation.{name}", slots, at, array)
+
     def _close(
         self, batch: CoreBatch, row: int, slot: int, ticks: int, episode: Episode, sampling: Sampling
     ) -> Episode:
@@ -299,10 +316,9 @@ class Collector:
             )
         self.counts["episodes"] += 1
         read = self._store.read
-        observation = {
-            name: np.concatenate([read(f"observation.{name}", slot, ticks), batch.observation[name][row : row + 1]])
-            for name in self._observed
-        }
+        last = {name: batch.observation[name][row : row + 1] for name in self._observed}
+        self._see(np.array([slot]), np.array([ticks]), last)
+        observation = {name: read(f"observation.{name}", slot, ticks + 1) for name in self._observed}
         terms = {}
         for name in batch.terms:
             paid = np.concatenate([read(f"term.{name}", slot, ticks)[1:], batch.terms[name][row : row + 1]])

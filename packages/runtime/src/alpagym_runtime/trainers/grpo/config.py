@@ -19,6 +19,9 @@ class GrpoConfig:
 
     Attributes:
         updates: training steps; each makes rollout.scenes_per_step × rollout.group_size episodes.
+        budget_s: CPU seconds of this process after which the stage ends, whatever `updates` says; 0 for no bound.
+            Where it ends then depends on the machine.
+        scene_focus: share of a step's groups that drive scenes whose last group's rewards differed most.
         learning_rate: of Adam; falls linearly to `final_rate_share` of it.
         epochs: passes over a step's decisions.
         minibatch: decisions an optimiser step.
@@ -31,12 +34,14 @@ class GrpoConfig:
         least_advantage: decisions below it in size are left out before the backward pass.
         kl_weight: of the penalty against the policy as the stage began; 0 for none.
         kl_stop: a step's passes end when its KL to the weights that drove exceeds this.
-        temperature: of exploration.
+        temperature: of exploration; goes linearly to `final_temperature_share` of it.
         warm_start: imitation before the first step; null starts from the weights as they are.
 
     """
 
     updates: int = 60
+    budget_s: float = 0.0
+    scene_focus: float = 0.0
     learning_rate: float = 5e-4
     final_rate_share: float = 0.1
     epochs: int = 1
@@ -52,10 +57,13 @@ class GrpoConfig:
     kl_weight: float = 0.0
     kl_stop: float = 0.05
     temperature: float = 1.0
+    final_temperature_share: float = 1.0
     warm_start: SftConfig | None = field(default_factory=SftConfig)
 
     def __post_init__(self) -> None:
         check_range("updates", self.updates, minimum=0)
+        check_range("budget_s", self.budget_s, minimum=0)
+        check_range("scene_focus", self.scene_focus, minimum=0, maximum=1)
         check_range("learning_rate", self.learning_rate, above=0, maximum=10)
         check_range("final_rate_share", self.final_rate_share, minimum=0, maximum=1)
         check_range("epochs", self.epochs, minimum=1, maximum=1000)
@@ -71,6 +79,7 @@ class GrpoConfig:
         check_range("kl_weight", self.kl_weight, minimum=0)
         check_range("kl_stop", self.kl_stop, above=0)
         check_range("temperature", self.temperature, above=0, maximum=100)
+        check_range("final_temperature_share", self.final_temperature_share, above=0, maximum=100)
 
     def preflight(self, config: Any, machine: Any) -> Iterator[Problem]:
         """What its warm start needs."""

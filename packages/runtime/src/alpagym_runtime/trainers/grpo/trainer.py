@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,13 +17,14 @@ import torch
 from numpy.typing import NDArray
 
 from alpagym_runtime.random import generator, mix_int
-from alpagym_runtime.trainers.base import decision_batch, take
+from alpagym_runtime.trainers.base import Observations, decision_batch
 from alpagym_runtime.trainers.grpo.advantages import group_advantages, tick_advantages
 from alpagym_runtime.trainers.grpo.config import GrpoConfig
 from alpagym_runtime.trainers.grpo.loss import LossParts, grpo_loss
+from alpagym_runtime.trainers.grpo.scenes import scenes_of_step, spreads_of
 from alpagym_runtime.trainers.metrics import drive_numbers
 from alpagym_runtime.trainers.sft.trainer import SftTrainer
-from alpagym_runtime.types import Decision, Episode, EpisodeRequest, Observation, Sampling, TrainablePolicy
+from alpagym_runtime.types import Decision, Episode, EpisodeRequest, Sampling, TrainablePolicy
 
 if TYPE_CHECKING:
     from alpagym_runtime.trainers.run import Run
@@ -34,7 +36,7 @@ STAGE = "grpo"
 class StepData:
     """The decisions of a step that are worth a gradient, and counts of what was left out."""
 
-    observation: Observation
+    observation: Observations
     decisions: Decision | None
     advantage_B: NDArray[np.float32]
     sampling: Sampling
@@ -64,21 +66,23 @@ class GrpoTrainer:
         optimiser = torch.optim.Adam(policy.module.parameters(), lr=config.learning_rate)
         reference = copy.deepcopy(policy.module) if config.kl_weight > 0.0 else None
         first = run.begin_stage(STAGE, config.updates, "updates", optimiser, reference)
-        sampling = Sampling("sample", config.temperature)
+        spreads, spent_before = run.stage_state.setdefault("spreads", {}), run.stage_state.get("spent_s", 0.0)
+        began = time.process_time()
         for step in range(first, config.updates):
             run.check_stop()
             started = time.perf_counter()
+            share = _progress(config, step, run.stage_state.get("spent_s", 0.0))
+            sampling = Sampling("sample", _towards(config.temperature, config.final_temperature_share, share))
             collector.counts.clear()
-            handles = [
-                run.transport.send(e) for e in collector.collect(self._requests(run, core.spec.scenes, step), sampling)
-            ]
+            requests = self._requests(run, core.spec.scenes, spreads, step)
+            handles = [run.transport.send(e) for e in collector.collect(requests, sampling)]
             episodes = [run.transport.receive(handle) for handle in handles]
             for handle in handles:
                 run.transport.discard(handle)
             drove = time.perf_counter()
-            share = step / max(config.updates - 1, 1)
             for group in optimiser.param_groups:
-                group["lr"] = config.learning_rate * (1.0 + share * (config.final_rate_share - 1.0))
+                group["lr"] = _towards(config.learning_rate, config.final_rate_share, share)
+            spreads.update(spreads_of(episodes))
             data = select(episodes, config, run.config.rollout.minimum_group)
             numbers = (
                 drive_numbers(episodes, policy.version)
@@ -97,29 +101,43 @@ class GrpoTrainer:
                     "episodes, the rewards of the others are equal"
                 )
             numbers |= {"seconds_drive": drove - started, "seconds_train": time.perf_counter() - drove}
-            run.end_step(STAGE, step + 1, config.updates, numbers, time.perf_counter() - started, optimiser, reference)
+            if config.budget_s:
+                run.stage_state["spent_s"] = spent_before + time.process_time() - began
+            last = 0.0 < config.budget_s <= run.stage_state.get("spent_s", 0.0)
+            seconds = time.perf_counter() - started
+            run.end_step(STAGE, step + 1, config.updates, numbers, seconds, optimiser, reference, last)
+            if last:
+                break
 
-    @staticmethod
-    def _requests(run: Run, scenes: tuple[str, ...], step: int) -> list[EpisodeRequest]:
-        """S × G requests; scenes come in shuffled passes, a function of the seed and the step only."""
+    def _requests(
+        self, run: Run, scenes: tuple[str, ...], spreads: Mapping[str, float], step: int
+    ) -> list[EpisodeRequest]:
+        """S × G requests, a function of the seed, the step and how much the groups of each scene differed so far."""
         rollout, seed = run.config.rollout, run.config.run.seed
-        first = step * rollout.scenes_per_step
-        requests = []
-        for group in range(rollout.scenes_per_step):
-            epoch, place = divmod(first + group, len(scenes))
-            scene = scenes[int(generator(seed, 3, epoch).permutation(len(scenes))[place])]
-            requests += [
-                EpisodeRequest(
-                    scene_id=scene,
-                    horizon_ticks=run.config.expected_valid_steps,
-                    world_seed=mix_int(seed, 4, step, group),
-                    policy_seed=mix_int(seed, 5, step, group, member),
-                    group_id=group,
-                    member=member,
-                )
-                for member in range(rollout.group_size)
-            ]
-        return requests
+        chosen = scenes_of_step(scenes, spreads, rollout.scenes_per_step, self._config.scene_focus, seed, step)
+        return [
+            EpisodeRequest(
+                scene_id=scene,
+                horizon_ticks=run.config.expected_valid_steps,
+                world_seed=mix_int(seed, 4, step, group),
+                policy_seed=mix_int(seed, 5, step, group, member),
+                group_id=group,
+                member=member,
+            )
+            for group, scene in enumerate(chosen)
+            for member in range(rollout.group_size)
+        ]
+
+
+def _progress(config: GrpoConfig, step: int, spent_s: float) -> float:
+    """How much of the stage is over, in [0, 1], by steps or by the budget, whichever is nearer its end."""
+    by_steps = step / max(config.updates - 1, 1)
+    return min(max(by_steps, spent_s / config.budget_s if config.budget_s else 0.0), 1.0)
+
+
+def _towards(start: float, final_share: float, progress: float) -> float:
+    """On the line from `start` to `final_share` of it."""
+    return start * (1.0 + progress * (final_share - 1.0))
 
 
 def select(episodes: list[Episode], config: GrpoConfig, minimum_group: int) -> StepData:
@@ -154,7 +172,7 @@ def select(episodes: list[Episode], config: GrpoConfig, minimum_group: int) -> S
         advantages += per_tick
     counts["groups"] = float(len(groups))
     if not chosen:
-        return StepData({}, None, np.zeros(0, np.float32), Sampling(), counts)
+        return StepData(Observations({}), None, np.zeros(0, np.float32), Sampling(), counts)
     assert len({episode.sampling for episode in chosen}) == 1, "a step's episodes were sampled in different ways"
     advantage = np.concatenate(advantages)
     controls = np.concatenate([episode.controls for episode in chosen])
@@ -162,7 +180,7 @@ def select(episodes: list[Episode], config: GrpoConfig, minimum_group: int) -> S
     observation, decisions = decision_batch(chosen)
     counts["decisions"], counts["decisions_kept"] = float(len(advantage)), float(len(rows))
     kept = advantage[rows].astype(np.float32)
-    return StepData(take(observation, rows), decisions.take(rows), kept, chosen[0].sampling, counts)
+    return StepData(observation.keep(rows), decisions.take(rows), kept, chosen[0].sampling, counts)
 
 
 def optimise(
@@ -244,7 +262,7 @@ def _loss(
     reference: torch.nn.Module | None,
 ) -> tuple[LossParts, float]:
     assert data.decisions is not None
-    observation, decisions = take(data.observation, rows), data.decisions.take(rows)
+    observation, decisions = data.observation.take(rows), data.decisions.take(rows)
     score = policy.score(observation, decisions, data.sampling)
     device = score.log_prob.device
     before = None

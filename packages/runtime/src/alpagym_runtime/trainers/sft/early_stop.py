@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from alpagym_runtime.trainers.base import take
-from alpagym_runtime.types import ImitatingPolicy, Observation
+from alpagym_runtime.trainers.base import Observations
+from alpagym_runtime.types import ImitatingPolicy
 
 
 class EarlyStop:
@@ -28,7 +28,7 @@ class EarlyStop:
     def __init__(
         self,
         policy: ImitatingPolicy,
-        observation: Observation,
+        observation: Observations,
         target: NDArray[np.float32],
         patience: int,
         batch: int,
@@ -60,6 +60,6 @@ class EarlyStop:
         with torch.no_grad():
             for start in range(0, len(self._target), self._batch):
                 rows = np.arange(start, min(start + self._batch, len(self._target)))
-                loss = self._policy.imitation_loss(take(self._observation, rows), self._target[rows])
+                loss = self._policy.imitation_loss(self._observation.take(rows), self._target[rows])
                 total += float(loss.double().sum())
         return total / len(self._target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from alpagym_runtime.errors import ConfigError
 from alpagym_runtime.files import read_json, write_json
 from alpagym_runtime.random import text_seed
 from alpagym_runtime.simulators.base import MASKED_FIELDS
+from alpagym_runtime.trainers.base import Observations, join_pictures
 from alpagym_runtime.trainers.sft.config import SftConfig
-from alpagym_runtime.types import Observation, PolicySpec
+from alpagym_runtime.types import PolicySpec
 
 RECORD = "imitation_data.json"
 
@@ -77,7 +79,7 @@ def hold_still(files: list[EpisodeFile], directory: Path, resuming: bool) -> Non
     write_json(path, now)
 
 
-def read_data(files: list[EpisodeFile], spec: PolicySpec, target: str) -> tuple[Observation, NDArray[np.float32]]:
+def read_data(files: list[EpisodeFile], spec: PolicySpec, target: str) -> tuple[Observations, NDArray[np.float32]]:
     """All driven decisions of the episodes: observations that a policy reads, and target plans [B,T,3].
 
     Args:
@@ -91,7 +93,8 @@ def read_data(files: list[EpisodeFile], spec: PolicySpec, target: str) -> tuple[
     """
     names = [*spec.fields, *(MASKED_FIELDS[name] for name in spec.fields if name in MASKED_FIELDS)]
     carries = [f"carry_{name}" for name in spec.carry]
-    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in ("target", *names, *carries, *_pictures(spec))}
+    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in ("target", *names, *carries)}
+    kept: list[NDArray[np.bool_]] = []
     label = "decision.plan_rig" if target == "plan" else "label.target_plan_rig"
     for file in files:
         keep = file.column("controls") & np.isfinite(_column(file, label)).all(axis=(1, 2))
@@ -110,18 +113,40 @@ def read_data(files: list[EpisodeFile], spec: PolicySpec, target: str) -> tuple[
         for name in _pictures(spec):
             if name.removeprefix("camera_") not in file.meta["cameras"]:
                 raise ConfigError(f"{file.path} holds no pictures of {name}; store them with store.frames=seen")
-            arrays[name] = file.pixels(name.removeprefix("camera_"))[:-1][rows]
         for name, array in arrays.items():
-            if parts[name] and parts[name][0].shape[1:] != array.shape[1:]:
-                raise ConfigError(
-                    f"{file.path}: {name} is {list(array.shape[1:])} a decision, in {files[0].path} it is "
-                    f"{list(parts[name][0].shape[1:])}; choose episodes of one kind with trainer.where=[config_hash=…]"
-                )
+            if parts[name]:
+                _check_alike(file, files[0], name, array.shape[1:], parts[name][0].shape[1:])
             parts[name].append(array)
+        kept.append(keep)
     merged = {name: np.concatenate(arrays) for name, arrays in parts.items()}
     if not len(merged["target"]):
         raise ConfigError(f"none of the {len(files)} episodes holds a decision with a whole {label}")
-    return {name: merged[name] for name in merged if name != "target"}, merged["target"]
+    frames, shown, rows = {}, {}, np.flatnonzero(np.concatenate(kept))
+    for name in _pictures(spec):
+        every = (file.pixels(name.removeprefix("camera_"))[:-1] for file in files)
+        frames[name], index = join_pictures(_alike(every, files, name), [len(keep) for keep in kept])
+        shown[name] = index[rows]
+    target_plan = merged.pop("target")
+    return Observations(merged, frames, shown), target_plan
+
+
+def _alike(pictures: Iterable[NDArray[np.uint8]], files: list[EpisodeFile], name: str) -> Iterator[NDArray[np.uint8]]:
+    """The pictures of each file, of which all must have the first one's shape."""
+    first: tuple[int, ...] | None = None
+    for file, seen in zip(files, pictures, strict=True):
+        first = first or seen.shape[1:]
+        _check_alike(file, files[0], name, seen.shape[1:], first)
+        yield seen
+
+
+def _check_alike(
+    file: EpisodeFile, other: EpisodeFile, name: str, shape: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    if shape != expected:
+        raise ConfigError(
+            f"{file.path}: {name} is {list(shape)} a decision, in {other.path} it is {list(expected)}; "
+            f"choose episodes of one kind with trainer.where=[config_hash=…]"
+        )
 
 
 def _pictures(spec: PolicySpec) -> list[str]:

@@ -13,19 +13,19 @@ import torch
 
 from alpagym_runtime.errors import ConfigError
 from alpagym_runtime.random import generator, mix_int
-from alpagym_runtime.trainers.base import decision_batch, take
+from alpagym_runtime.trainers.base import Observations, decision_batch
 from alpagym_runtime.trainers.sft.config import SftConfig
 from alpagym_runtime.trainers.sft.early_stop import EarlyStop
 from alpagym_runtime.trainers.sft.expert import LABEL, NoisyExpert
 from alpagym_runtime.trainers.sft.stored import choose, hold_out, hold_still, read_data
-from alpagym_runtime.types import Episode, EpisodeRequest, ImitatingPolicy, Observation, Sampling
+from alpagym_runtime.types import Episode, EpisodeRequest, ImitatingPolicy, Sampling
 
 if TYPE_CHECKING:
     from alpagym_runtime.trainers.run import Run
 
 STAGE = "imitation"
 
-Data = tuple[Observation, np.ndarray]
+Data = tuple[Observations, np.ndarray]
 """Observations and target plans [B,T,3]."""
 
 
@@ -66,7 +66,7 @@ class SftTrainer:
                 rate = _one_cycle((epoch * batches + b) / (config.epochs * batches)) * config.learning_rate
                 for group in optimiser.param_groups:
                     group["lr"] = rate
-                loss = policy.imitation_loss(take(observation, rows), target[rows]).mean()
+                loss = policy.imitation_loss(observation.take(rows), target[rows]).mean()
                 optimiser.zero_grad()
                 loss.backward()
                 norm = torch.nn.utils.clip_grad_norm_(policy.module.parameters(), config.gradient_clip)
@@ -91,7 +91,7 @@ class SftTrainer:
             if stop:
                 break
 
-    def _stored(self, run: Run) -> tuple[Observation, np.ndarray, Data | None]:
+    def _stored(self, run: Run) -> tuple[Observations, np.ndarray, Data | None]:
         """Decisions of stored episodes, and those of scenes that are held out for validation."""
         config, spec = self._config, run.policy.spec
         files = choose(config)
@@ -100,9 +100,10 @@ class SftTrainer:
         run.reporter.note(
             f"imitating {config.target} of {len(files)} episodes in {config.store}, validating on {len(held)}"
         )
-        return (*read_data(files, spec, config.target), read_data(held, spec, config.target) if held else None)
+        train, *rest = (read_data(part, spec, config.target) for part in (files, held) if part)
+        return (*train, rest[0] if rest else None)
 
-    def _data(self, run: Run) -> tuple[Observation, np.ndarray, Data | None]:
+    def _data(self, run: Run) -> tuple[Observations, np.ndarray, Data | None]:
         """Decisions of the expert in the training scenes, and in scenes of val for validation."""
         config, horizon = self._config, run.config.expected_valid_steps
         train = self._expert(run, "train", config.drives_per_scene, None)
@@ -140,10 +141,10 @@ class SftTrainer:
         usable = [e for e in collector.collect(requests, Sampling(), watch) if e.trainable]
         if not usable:
             return None
-        observation, _ = decision_batch(usable, drop=(LABEL, f"{LABEL}_mask", "carry_expert_noise"))
         target = np.concatenate([episode.labels[LABEL] for episode in usable])
         keep = np.concatenate([e.labels[f"{LABEL}_mask"].all(axis=1) & e.controls for e in usable])
-        return take(observation, np.flatnonzero(keep)), target[keep]
+        observation, _ = decision_batch(usable, drop=(LABEL, f"{LABEL}_mask", "carry_expert_noise"), consume=True)
+        return observation.keep(np.flatnonzero(keep)), target[keep]
 
 
 def _one_cycle(progress: float) -> float:
