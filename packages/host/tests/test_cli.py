@@ -58,3 +58,17 @@ def test_a_run_that_trained_needs_a_checkpoint_to_be_evaluated(tmp_path):
     assert f"path: {made}/checkpoints/step_00000100\n" in done.stdout
     assert "split: val" in done.stdout
     assert (made / "config.yaml").read_bytes() == frozen
+    done = alpagym("evaluate", "--run", "made", "--best", "--dry-run", cwd=tmp_path)
+    assert "--best: " in done.stderr
+    assert "keeps none; it comes with evaluation.every_updates > 0" in done.stderr
+    (made / "checkpoints" / "best").mkdir()
+    done = alpagym("evaluate", "--run", "made", "--best", "--dry-run", cwd=tmp_path)
+    assert f"path: {made}/checkpoints/best\n" in done.stdout
+
+
+def test_the_best_checkpoint_is_one_of_a_run(tmp_path):
+    done = alpagym("evaluate", "--best", "--dry-run", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: --best: chooses among the checkpoints of a run; name it with --run\n",
+    )

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from alpagym_runtime.errors import ConfigError, CorruptFileError, SimulatorError
 from alpagym_runtime.rewards.base import Term
@@ -414,6 +416,30 @@ def test_the_best_weights_are_those_that_scored(trained, tmp_path):
     again = Run(configure(checkpoint={"path": str(trained / "checkpoints" / "best")}), tmp_path).evaluate()
     wanted, found = summary["evaluations"]["best"], again.summary["evaluations"]["final"]
     assert found == wanted
+
+
+def test_an_exported_model_in_shards_is_read_whole(trained, tmp_path):
+    weights = load_weights(trained / "checkpoints" / "best")
+    names = sorted(weights)
+    parts = {"model-00001-of-00002.safetensors": names[:3], "model-00002-of-00002.safetensors": names[3:]}
+    for file, keys in parts.items():
+        save_file({key: weights[key] for key in keys}, tmp_path / file)
+    index = {"weight_map": {key: file for file, keys in parts.items() for key in keys}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert_same(
+        {k: v.numpy() for k, v in sorted(load_weights(tmp_path).items())},
+        {name: weights[name].numpy() for name in names},
+        "the weights",
+    )
+    save_file({key: weights[key] for key in names[4:]}, tmp_path / "model-00002-of-00002.safetensors")
+    with pytest.raises(
+        CorruptFileError, match=f"00002.safetensors and .* disagree about {re.escape(names[3])}; export"
+    ):
+        load_weights(tmp_path)
+    index["weight_map"][names[0]] = "../elsewhere.safetensors"
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CorruptFileError, match="names '../elsewhere.safetensors', which is not beside it"):
+        load_weights(tmp_path)
 
 
 def test_imitation_ends_when_validation_stops_improving_and_keeps_the_best_epoch(tmp_path):

@@ -53,6 +53,7 @@ Overrides = Annotated[
 ]
 MultiRun = Annotated[bool, typer.Option("--multirun", "-m", help="A run for each combination of key=a,b,c.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved config and make nothing.")]
+Best = Annotated[bool, typer.Option("--best", help="With --run: its best checkpoint on val, not the last one.")]
 Directory = Annotated[
     Path | None,
     typer.Option("--directory", help="The run directory itself, in place of a new name below run.root.", metavar="DIR"),
@@ -122,12 +123,13 @@ def evaluate(
         Path | None,
         typer.Option(help="Take config and last checkpoint of this run; overrides go on top.", metavar="DIR"),
     ] = None,
+    best: Best = False,
     dry_run: DryRun = False,
     directory: Directory = None,
     multirun: MultiRun = False,
 ) -> None:
-    """Evaluate a policy on the scenes of dataset.split."""
-    _start(overrides or [], "evaluate", dry_run, directory, multirun, run)
+    """Evaluate a policy on the scenes of dataset.split; any weights: checkpoint.path=RUN, CHECKPOINT or MODEL."""
+    _start(overrides or [], "evaluate", dry_run, directory, multirun, run, best)
 
 
 @app.command()
@@ -137,12 +139,13 @@ def rollout(
         Path | None,
         typer.Option(help="Take config and last checkpoint of this run; overrides go on top.", metavar="DIR"),
     ] = None,
+    best: Best = False,
     dry_run: DryRun = False,
     directory: Directory = None,
     multirun: MultiRun = False,
 ) -> None:
     """Drive a policy in the scenes of dataset.split and keep the episodes in a store."""
-    _start(overrides or [], "rollout", dry_run, directory, multirun, run)
+    _start(overrides or [], "rollout", dry_run, directory, multirun, run, best)
 
 
 @app.command()
@@ -269,6 +272,7 @@ def _start(
     directory: Path | None,
     multirun: bool,
     run: Path | None = None,
+    best: bool = False,
 ) -> None:
     from rich.console import Console
 
@@ -279,12 +283,14 @@ def _start(
         if run is not None:
             raise ConfigError("--run takes one config and --multirun makes several; choose one of them")
         raise typer.Exit(sweep(overrides, command, dry_run, directory, Console()))
-    config = compose(overrides) if run is None else _on_top_of(run, overrides)
+    if best and run is None:
+        raise ConfigError("chooses among the checkpoints of a run; name it with --run", key="--best")
+    config = compose(overrides) if run is None else _on_top_of(run, overrides, best)
     raise typer.Exit(start(config, command, dry_run, directory, Console()))
 
 
-def _on_top_of(run: Path, overrides: list[str]) -> RunConfig:
-    """The frozen config of a run, its last checkpoint, and overrides on top."""
+def _on_top_of(run: Path, overrides: list[str], best: bool) -> RunConfig:
+    """The frozen config of a run, its last or best checkpoint, and overrides on top."""
     from alpagym_host.compose import compose
     from alpagym_host.run_dir import command_of, open_existing
     from alpagym_runtime.run_config import load_run_config
@@ -298,7 +304,10 @@ def _on_top_of(run: Path, overrides: list[str]) -> RunConfig:
         steps = sorted((directory / "checkpoints").glob("step_" + "[0-9]" * 8))
         if not steps:
             raise ConfigError(f"{directory} has no checkpoint yet; continue it: alpagym resume {directory}")
-        config.checkpoint.path = str(steps[-1])
+        chosen = directory / "checkpoints" / "best" if best else steps[-1]
+        if not chosen.is_dir():
+            raise ConfigError(f"{directory} keeps none; it comes with evaluation.every_updates > 0", key="--best")
+        config.checkpoint.path = str(chosen)
     return config
 
 

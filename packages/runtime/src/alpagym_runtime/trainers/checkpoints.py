@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"step_\d{8}")
 BEST = "best"
+INDEX = "model.safetensors.index.json"
 
 
 @dataclass
@@ -131,13 +132,43 @@ def _state(place: Path) -> dict[str, Any]:
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """Weights of a checkpoint folder, of a run directory's newest checkpoint, or of a safetensors file."""
+    """Weights from any place that holds them.
+
+    Args:
+        path: a checkpoint folder, a run directory (its newest checkpoint), an exported model's folder (one
+            model.safetensors, or shards with their index), or a safetensors file.
+
+    Raises:
+        CorruptFileError: there are none, or they are not whole; says what is missing.
+
+    """
     if path.is_dir() and (path / "checkpoints").is_dir():
         newest = CheckpointStore(path / "checkpoints", 1).latest()
         if newest is None:
             raise CorruptFileError(f"{path} has no checkpoint yet")
         path = newest
+    if path.is_dir() and (path / INDEX).is_file() and not (path / "model.safetensors").is_file():
+        return _shards(path)
     return _tensors(path / "model.safetensors" if path.is_dir() else path)
+
+
+def _shards(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a model in several files, each from the file that the index names for it."""
+    index = read_json(folder / INDEX)
+    places = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise CorruptFileError(f"{folder / INDEX} holds no weight_map of tensors and files; export the model again")
+    found: dict[str, Tensor] = {}
+    for name in sorted(set(places.values())):
+        if Path(name).name != name:
+            raise CorruptFileError(f"{folder / INDEX} names {name!r}, which is not beside it; export the model again")
+        shard = _tensors(folder / name)
+        wanted = {key for key, place in places.items() if place == name}
+        if wanted != shard.keys():
+            wrong = ", ".join(sorted(wanted ^ shard.keys())[:5])
+            raise CorruptFileError(f"{folder / name} and {INDEX} disagree about {wrong}; export the model again")
+        found |= shard
+    return found
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:

@@ -605,4 +605,8 @@ def load_into(policy: TrainablePolicy, weights: Mapping[str, Any], version: int,
     try:
         policy.load(weights, version)
     except (RuntimeError, KeyError) as err:
-        raise ConfigError(f"the weights in {place} do not fit this policy: {err}", key="checkpoint.path") from err
+        raise ConfigError(
+            f"the weights in {place} do not fit this policy: {err}; with the config of the run that made them: "
+            "alpagym evaluate --run RUN_DIR",
+            key="checkpoint.path",
+        ) from err
