@@ -212,6 +212,16 @@ def test_text_of_a_config_is_never_markup(pages):
     assert "<script>alert(1)" not in pages[1]
 
 
+def test_no_secret_of_the_environment_is_shown(runs, tmp_path, monkeypatch):
+    shutil.copytree(runs[1], tmp_path / "run")
+    config = (tmp_path / "run" / "config.yaml").read_text()
+    (tmp_path / "run" / "config.yaml").write_text(config.replace("name: run", "name: hf_abcdefgh"))
+    monkeypatch.setenv("HF_TOKEN", "hf_abcdefgh")
+    text = page([load_run(tmp_path / "run")])
+    assert "name: ***" in text
+    assert "hf_abcdefgh" not in text
+
+
 def test_a_page_is_a_function_of_its_run(runs, pages):
     assert page([load_run(runs[1])]) == pages[1]
 

@@ -16,6 +16,7 @@ from alpagym_runtime.errors import ConfigError, SceneError
 from alpagym_runtime.geometry import boxes_overlap, rig_to_local
 from alpagym_runtime.policies.base import plan_decision
 from alpagym_runtime.run_config import DatasetSection
+from alpagym_runtime.simulators.embedded.birds_eye import PLAN
 from alpagym_runtime.simulators.embedded.config import EmbeddedConfig
 from alpagym_runtime.simulators.embedded.scene_bank import SceneBank
 from alpagym_runtime.simulators.embedded.simulator import EmbeddedSimulator
@@ -452,6 +453,30 @@ def test_an_actor_exists_inside_its_interval_only_and_for_everybody():
             np.testing.assert_allclose(rig_to_local(seen[nearest, :2], ego), box[:2], atol=1e-5)
             np.testing.assert_allclose(seen[nearest, 5:7], u.size, atol=1e-6)
         simulator.send(np.array([0]), control_decision((0.0, 0.0)), np.array([False]))
+
+
+def test_a_slot_shows_nobody_of_its_last_scene():
+    crowded = straight_drive(users=[RoadUser(standing(30.0 + 5 * i, -3.0, 0.0, FOREVER)) for i in range(4)]).build()
+    empty = replace(straight_drive().build(), scene_id="empty")
+    simulator = simulator_of([crowded, empty])
+    for scene, count in ((crowded, 4), (empty, 0), (crowded, 4)):
+        simulator.start(np.array([0]), [EpisodeRequest(scene.scene_id, horizon_ticks=3)])
+        simulator.receive(1, 1.0)
+        assert len(simulator.actor_boxes(0)) == count
+
+
+def test_a_picture_shows_the_plan_that_is_given_to_it():
+    simulator = simulator_of([straight_drive().build()])
+    simulator.start(np.array([0]), [EpisodeRequest("hand-made")])
+    simulator.receive(1, 1.0)
+    plan = np.zeros((64, 3), np.float32)
+    plan[:, 0] = np.linspace(0.5, 32.0, 64)
+    bare, drawn = simulator.picture(0), simulator.picture(0, plan)
+    # 400 px are 80 m, the ego stands at (0.5, 0.72): 20 m ahead is 100 px above it.
+    changed = np.argwhere((bare != drawn).any(axis=2))
+    assert tuple(drawn[288 - 100, 200]) == PLAN
+    assert np.abs(changed[:, 1] - 200).max() <= 3
+    assert changed[:, 0].min() == pytest.approx(288 - 160, abs=3)
 
 
 def test_the_traffic_does_not_react_to_the_ego():

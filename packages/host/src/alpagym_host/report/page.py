@@ -14,6 +14,7 @@ from alpagym_host.report.signs import signs
 from alpagym_plugins import ConfigError
 from alpagym_runtime.files import write_atomic
 from alpagym_runtime.rollouts.statistics import compare
+from alpagym_runtime.secrets import redacted
 from alpagym_runtime.telemetry.metrics import describe
 
 VIDEO_LIMIT_BYTES = 3_000_000
@@ -199,7 +200,7 @@ def _trouble(run: RunData) -> dict[str, Any]:
             training[metric.words] = int(sum(values))
     return {
         "evaluations": evaluations,
-        "texts": sorted(texts.items(), key=lambda item: -item[1])[:12],
+        "texts": [(redacted(text), count) for text, count in sorted(texts.items(), key=lambda item: -item[1])[:12]],
         "training": training,
         "any": any(e["void"] or e["retried"] for e in evaluations) or any(training.values()),
     }

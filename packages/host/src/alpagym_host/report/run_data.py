@@ -18,6 +18,7 @@ from alpagym_runtime.files import read_json
 from alpagym_runtime.rollouts.statistics import compare, summarise
 from alpagym_runtime.rollouts.table import FILE as TABLE
 from alpagym_runtime.rollouts.table import Row, read_rows
+from alpagym_runtime.secrets import redacted
 
 RESAMPLES = 2000
 WARM = ("warm_start", "start")
@@ -31,7 +32,7 @@ class RunData:
 
     Attributes:
         directory: its path.
-        config_text: the frozen YAML.
+        config_text: the frozen YAML, without secrets.
         summary: summary.json; empty for a run that has not ended.
         metrics: lines of metrics.jsonl.
         rows: evaluated drives by evaluation.
@@ -83,7 +84,7 @@ def load_run(path: Path) -> RunData:
     metrics = _lines(directory / "metrics.jsonl")
     if not rows and not metrics:
         raise ConfigError(f"{directory} has nothing to report yet: no evaluation and no training step")
-    run = RunData(directory, (directory / "config.yaml").read_text(), summary, metrics, rows)
+    run = RunData(directory, redacted((directory / "config.yaml").read_text()), summary, metrics, rows)
     run.evaluations = {name: summarise(group, RESAMPLES) for name, group in rows.items()}
     before = next((name for name in WARM if name in rows), None)
     for after in ("final", "best"):

@@ -24,7 +24,7 @@ from alpagym_runtime.simulators.embedded.measures_alpasim import MeasuresOnDeman
 from alpagym_runtime.simulators.embedded.plan_delay import PlanDelay
 from alpagym_runtime.simulators.embedded.recorder import Recorder
 from alpagym_runtime.simulators.embedded.scene import STEP_US, Scene
-from alpagym_runtime.simulators.embedded.scene_bank import ACTOR, SceneBank
+from alpagym_runtime.simulators.embedded.scene_bank import ACTOR, ACTOR_N, SceneBank
 from alpagym_runtime.simulators.embedded.vehicle import EGO_COLUMNS
 from alpagym_runtime.telemetry.timers import timed
 from alpagym_runtime.types import (
@@ -268,8 +268,9 @@ class EmbeddedSimulator:
     def actor_boxes(self, slot: int) -> NDArray[np.float64]:
         """[A,5] centre x, y, yaw, length, width of the road users that exist now, local."""
         s, bank = self._slots, self._bank.bank
-        present = np.flatnonzero(s.present[slot])
-        first = int(bank.rows[s.scene[slot], ACTOR])
+        first, count = bank.rows[s.scene[slot], ACTOR : ACTOR_N + 1].tolist()
+        # Beyond the scene's own lie flags of the slot's last scene.
+        present = np.flatnonzero(s.present[slot, :count])
         return np.concatenate([s.actors[slot, present, :3], bank.sizes[first + present]], 1)
 
     def picture(self, slot: int, plan_rig: NDArray[np.float32] | None = None) -> NDArray[np.uint8]:
