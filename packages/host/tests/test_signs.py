@@ -9,10 +9,12 @@ def value(mean, low=None, high=None, n=256):
     return {"mean": mean, "low": mean if low is None else low, "high": mean if high is None else high, "n": n}
 
 
-def evaluation(score=0.8, *, pace=1.0, weaving=0.1, failed=0, faults=0, scenes=256, at_fault=0.05, offroad=0.0):
+def evaluation(
+    score=0.8, *, pace=1.0, standing=0.02, weaving=0.1, failed=0, faults=0, scenes=256, at_fault=0.05, offroad=0.0
+):
     return {
         "driving_score": value(score, score - 0.05, score + 0.05, n=256),
-        "drive": {"speed_ratio": value(pace), "weaving_per_s": value(weaving)},
+        "drive": {"speed_ratio": value(pace), "standing_share": value(standing), "weaving_per_s": value(weaving)},
         "rates": {"collision_at_fault": at_fault, "offroad": offroad},
         "failed": failed,
         "failures": {"TIMEOUT": failed} if failed else {},
@@ -75,7 +77,7 @@ def test_a_gain_is_what_its_interval_says(low, high, title, level):
 @pytest.mark.parametrize(
     ("manner", "title"),
     [
-        ({"pace": 0.05}, "It parks"),
+        ({"standing": 0.4}, "It parks"),
         ({"pace": 0.4}, "It creeps"),
         ({"pace": 1.3}, "It speeds"),
         ({"weaving": 0.9}, "It weaves"),
@@ -100,7 +102,9 @@ def test_events_that_rise_or_fall_are_told_with_both_shares():
 
 
 def test_the_worst_comes_first():
-    levels = [s.level for s in signs({"final": evaluation(pace=0.05, scenes=20)}, [comparison(0.1, 0.2)], [update()])]
+    levels = [
+        s.level for s in signs({"final": evaluation(standing=0.5, scenes=20)}, [comparison(0.1, 0.2)], [update()])
+    ]
     assert levels == sorted(levels, key=["bad", "watch", "good"].index)
     assert {"bad", "watch", "good"} == set(levels)
 

@@ -238,6 +238,12 @@ def test_the_speed_ratio_ends_with_the_recording():
     assert facts["drive/distance_m"] == pytest.approx(20.0)
 
 
+def test_time_below_half_a_metre_a_second_is_standing():
+    # Brakes from 2 m/s to 0 within 10 of 20 samples, 0.2 m/s less each: 2.0, …, 0.6 drive, 0.4 and below stand.
+    speed = np.maximum(2.0 - 0.2 * np.arange(20), 0.0)
+    assert drive_facts({"speed_mps": series(speed)})["drive/standing_share"] == pytest.approx(12 / 20)
+
+
 def test_a_standing_recording_has_no_speed_ratio():
     measures = {"speed_mps": series(np.zeros(11)), "along_track_error_m": series(np.zeros(11))}
     assert np.isnan(drive_facts(measures)["drive/speed_ratio"])

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 Level = Literal["good", "watch", "bad"]
 
-PARKED, SLOW, FAST = 0.2, 0.8, 1.1
+SLOW, FAST = 0.8, 1.1
 """Limits of the speed ratio."""
+STANDING = 0.25
+"""Limit of the share of the time below 0.5 m/s."""
 WEAVING_PER_S = 0.5
 MANY = 0.2
 KL_LIMIT, KL_BLOW_UP = 0.05, 0.3
@@ -102,12 +104,13 @@ def _ends(final: Mapping[str, Any]) -> Iterator[Sign]:
 
 
 def _manner(final: Mapping[str, Any]) -> Iterator[Sign]:
-    pace = final["drive"].get("speed_ratio", {}).get("mean")
+    pace, standing = (final["drive"].get(name, {}).get("mean") for name in ("speed_ratio", "standing_share"))
+    if standing is not None and standing > STANDING:
+        text = f"It stands {100 * standing:.0f} % of the time: that avoids collisions at fault and gets nowhere."
+        yield Sign("bad", "It parks", text)
     if pace is not None:
         text = f"It drives {pace:.2f} times as far as the recording in the same time"
-        if pace < PARKED:
-            yield Sign("bad", "It parks", f"{text}: standing still avoids collisions and gets nowhere.")
-        elif pace < SLOW:
+        if pace < SLOW:
             yield Sign("watch", "It creeps", f"{text}: caution that costs progress.")
         elif pace > FAST:
             yield Sign("watch", "It speeds", f"{text}: the score stops at 80 % progress, so nothing holds it back.")

@@ -25,6 +25,7 @@ METRICS: dict[str, Metric] = {
     "driving_score": Metric("mean driving score"),
     "rate/": Metric("share of drives with the event"),
     "drive/speed_ratio": Metric("distance driven over that of the recording in the same time"),
+    "drive/standing_share": Metric("share of the time below 0.5 m/s"),
     "drive/weaving_per_s": Metric("changes between left and right turns", "1/s"),
     "ticks": Metric("decisions driven"),
     # what became of the episodes

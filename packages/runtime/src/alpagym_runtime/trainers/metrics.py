@@ -43,7 +43,7 @@ def drive_numbers(episodes: Sequence[Episode], version: int) -> dict[str, float]
             numbers[f"rate/{rate}"] = float((counts > 0.0).mean())
     numbers["rate/goal"] = float(np.mean([episode.ended == Ended.GOAL for episode in good]))
     facts = [drive_facts(episode.measures) for episode in good]
-    for name in ("drive/speed_ratio", "drive/weaving_per_s"):
+    for name in ("drive/speed_ratio", "drive/standing_share", "drive/weaving_per_s"):
         values = np.array([fact[name] for fact in facts])
         if np.isfinite(values).any():
             numbers[name] = float(np.nanmean(values))

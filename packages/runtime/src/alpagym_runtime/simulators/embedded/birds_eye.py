@@ -15,7 +15,8 @@ SPAN_M = 80.0
 EGO_AT = np.array([0.5, 0.72])
 
 BACKGROUND, ROAD, KERB, ROUTE, TRAIL = (112, 128, 96), (84, 86, 92), (214, 214, 208), (86, 156, 214), (250, 210, 90)
-EGO, ACTOR, PLAN = (64, 200, 120), (226, 92, 76), (120, 250, 150)
+PLAN = (86, 224, 132)
+EGO, ACTOR = (64, 200, 120), (226, 92, 76)
 
 
 def draw(simulator: Any, slot: int, plan_rig: NDArray[np.float32] | None = None) -> NDArray[np.uint8]:

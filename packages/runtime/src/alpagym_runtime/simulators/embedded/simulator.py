@@ -24,7 +24,7 @@ from alpagym_runtime.simulators.embedded.measures_alpasim import MeasuresOnDeman
 from alpagym_runtime.simulators.embedded.plan_delay import PlanDelay
 from alpagym_runtime.simulators.embedded.recorder import Recorder
 from alpagym_runtime.simulators.embedded.scene import STEP_US, Scene
-from alpagym_runtime.simulators.embedded.scene_bank import ACTOR, ACTOR_N, SceneBank
+from alpagym_runtime.simulators.embedded.scene_bank import SceneBank
 from alpagym_runtime.simulators.embedded.vehicle import EGO_COLUMNS
 from alpagym_runtime.telemetry.timers import timed
 from alpagym_runtime.types import (
@@ -267,11 +267,9 @@ class EmbeddedSimulator:
 
     def actor_boxes(self, slot: int) -> NDArray[np.float64]:
         """[A,5] centre x, y, yaw, length, width of the road users that exist now, local."""
-        s, bank = self._slots, self._bank.bank
-        first, count = bank.rows[s.scene[slot], ACTOR : ACTOR_N + 1].tolist()
-        # Beyond the scene's own lie flags of the slot's last scene.
-        present = np.flatnonzero(s.present[slot, :count])
-        return np.concatenate([s.actors[slot, present, :3], bank.sizes[first + present]], 1)
+        size = self._load(self.request(slot).scene_id, {}).actors.size
+        present = np.flatnonzero(self._slots.present[slot, : len(size)])
+        return np.concatenate([self._slots.actors[slot, present, :3], size[present]], 1)
 
     def picture(self, slot: int, plan_rig: NDArray[np.float32] | None = None) -> NDArray[np.uint8]:
         """[400,400,3] uint8 RGB of a slot from above, driving direction up, with a plan [T,3]."""
