@@ -64,7 +64,7 @@ METRICS: dict[str, Metric] = {
     "seconds_drive": Metric("making episodes: simulate, observe, render, act and the rest of the loop", "s"),
     "seconds_train": Metric("forward, backward and optimiser", "s"),
     "seconds_simulate": Metric("the world's steps; in a thread beside the policy", "s"),
-    "seconds_observe": Metric("observations, cameras included where they are rendered here", "s"),
+    "seconds_observe": Metric("observations, without cameras", "s"),
     "seconds_render": Metric("camera pictures", "s"),
     "seconds_act": Metric("the policy's forwards while driving", "s"),
     "throughput/decisions_per_s": Metric("decisions driven and trained on", "1/s"),

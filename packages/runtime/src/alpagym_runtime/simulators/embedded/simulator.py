@@ -402,7 +402,8 @@ class EmbeddedSimulator:
         observation = self._observe(rows, well)
         frames: tuple[Frame, ...] = ()
         if self._cameras is not None:
-            seen, frames = self._cameras.observe(s, rows[well])
+            with timed("render"):
+                seen, frames = self._cameras.observe(s, rows[well])
             observation |= {name: _spread(array, well, len(rows)) for name, array in seen.items()}
         batch = TickBatch(
             slots=rows.astype(np.int64),
