@@ -21,6 +21,8 @@ from alpagym_plugins import ConfigError
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
 )
+# A training run and a browser: 15 CPU seconds in all, minutes where ten others want the cores.
+pytestmark = pytest.mark.timeout(400)
 PHONE, DESKTOP = (390, 844), (1280, 900)
 
 
