@@ -13,7 +13,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # What these presets cannot know; a dry run neither reads nor calls it.
 MORE = {f"dataset={source}": ["dataset.path=recordings"] for source in ("commonroad", "files")}
-MORE["simulator=alpasim"] = ["simulator.address=127.0.0.1:50051"]
 SMALL = ("dataset.test_scenes=1", "expected_valid_steps=3", "evaluation.bootstrap=100", "rollout.slots=2")
 
 pytestmark = [
@@ -86,12 +85,19 @@ def test_help(bin_folder, tmp_path):
 
 
 def test_every_preset_of_every_group_composes(bin_folder, tmp_path):
+    compose_every_preset(bin_folder, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def compose_every_preset(bin_folder, cwd):
+    """Dry runs of every preset, those of the Alpamayo package too, in one process: starting Python takes the time."""
     presets = [
         f"{path.parent.name}={path.stem}"
-        for path in sorted((ROOT / "packages/host/src/alpagym_host/conf").glob("*/*.yaml"))
+        for conf in ("packages/host/src/alpagym_host/conf", "packages/policies/*/src/*/conf")
+        for path in sorted(ROOT.glob(f"{conf}/*/*.yaml"))
     ]
-    assert len(presets) > 15
-    # In one process: what takes time is starting Python and Hydra.
+    assert len(presets) > 40
+    assert "experiment=alpamayo_1_5_local_2gpu_smoke" in presets
     code = """
 import contextlib, io, json, sys
 from alpagym_host.cli import main
@@ -107,7 +113,57 @@ for preset, more in json.loads(sys.argv[1]).items():
 assert "torch" not in sys.modules
 """
     words = json.dumps({preset: MORE.get(preset, []) for preset in presets})
-    run(bin_folder / "python", "-c", code, words, cwd=tmp_path)
+    run(bin_folder / "python", "-c", code, words, cwd=cwd)
+
+
+@pytest.fixture(scope="module", params=["lowest-direct", "highest"])
+def other_versions(request, bin_folder, tmp_path_factory):
+    """`bin` of an environment with the oldest, or the newest, versions that our wheels allow."""
+    dist = bin_folder.parents[1] / "dist"
+    work = tmp_path_factory.mktemp(request.param)
+    run("uv", "venv", "--quiet", work / "venv", cwd=work)
+    python = work / "venv" / "bin" / "python"
+    # Named on the command line, so that they are direct, and the lowest applies to them.
+    code = "import sys\nfrom importlib.metadata import requires\nfor name in sys.argv[1:]:\n"
+    code += "    print(*(r for r in requires(name) or [] if 'extra ==' not in r and 'alpagym' not in r), sep='\\n')"
+    ours = ("alpagym-plugins", "alpagym-runtime", "alpagym-host", "alpagym-waypoint", "alpagym-alpamayo-r1")
+    needs = [line for line in run(bin_folder / "python", "-c", code, *ours, cwd=work).stdout.splitlines() if line]
+    assert len(needs) > 15
+    options = ("--quiet", "--python", python, "--resolution", request.param)
+    run("uv", "pip", "install", *options, *sorted(dist.glob("*.whl")), *needs, cwd=work)
+    return python.parent
+
+
+def test_the_oldest_and_the_newest_versions_compose_every_preset_and_drive(other_versions, tmp_path):
+    compose_every_preset(other_versions, tmp_path)
+    # Deprecated calls of our own are errors; those that libraries make of each other are theirs.
+    code = """
+import sys, warnings
+warnings.filterwarnings("error", category=DeprecationWarning, module=r"alpagym_.*")
+warnings.filterwarnings("error", category=FutureWarning, module=r"alpagym_.*")
+import gymnasium
+env = gymnasium.make("alpagym_runtime:alpagym/Embedded-v0")
+env.reset(seed=1)
+env.step(env.action_space.sample())
+env.close()
+from alpagym_host.cli import main
+sys.argv = ["alpagym", *sys.argv[1:]]
+main()
+"""
+    words = ("evaluate", "policy=route_follower", *SMALL, "--directory", "run")
+    run(other_versions / "python", "-c", code, *words, cwd=tmp_path)
+    assert list((tmp_path / "run" / "tensorboard").iterdir())
+
+
+def test_what_is_optional_is_named_when_it_is_asked_for(bin_folder, tmp_path):
+    words = ("evaluate", "policy=constant_speed", "simulator=toy", "logging=wandb")
+    done = run(bin_folder / "alpagym", *words, cwd=tmp_path, code=2)
+    assert "wandb is not installed" in done.stderr
+    assert "uv sync --extra wandb" in done.stderr
+    words = ("train", "experiment=alpamayo_1_5_local_2gpu_smoke")
+    done = run(bin_folder / "alpagym", *words, cwd=tmp_path, code=2)
+    assert "uv sync --all-packages --extra cosmos" in done.stderr
+    assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

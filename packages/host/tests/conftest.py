@@ -1,3 +1,6 @@
+import sys
+import textwrap
+
 import pytest
 
 
@@ -29,3 +32,25 @@ def good_tools(tools):
     tools("redis-server", "echo Redis server v=7.0.15")
     tools("git", "echo abc1234")
     return tools
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Writes files of a distribution that declares entry points, as an installer leaves them."""
+    site = tmp_path / "site"
+    before = set(sys.modules)
+
+    def install(files, entry_points):
+        info = site / "acme-1.2.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.2\n")
+        (info / "entry_points.txt").write_text(textwrap.dedent(entry_points))
+        for name, text in files.items():
+            (site / name).parent.mkdir(parents=True, exist_ok=True)
+            (site / name).write_text(textwrap.dedent(text))
+        monkeypatch.syspath_prepend(str(site))
+
+    yield install
+    for name in set(sys.modules) - before:
+        if name.startswith("acme"):
+            del sys.modules[name]

@@ -192,6 +192,15 @@ def test_this_environment_is_whole():
     assert {state for state, _ in states(doctor_packages.packages(context()))} == {"ok"}
 
 
+def test_a_broken_plugin_is_a_warning_with_its_distribution(install):
+    install({"acme_broken.py": "import no_such_module_x"}, "[alpagym.rewards]\nbroken = acme_broken:Config\n")
+    fine, broken = doctor_packages.plugins(context())
+    assert (fine.state, broken.state) == ("ok", "warn")
+    assert "'broken' of group 'rewards' from acme 1.2" in broken.text
+    assert "No module named 'no_such_module_x'" in broken.text
+    assert broken.remedy == "pip uninstall acme"
+
+
 def test_another_python_is_refused(monkeypatch):
     monkeypatch.setattr("sys.version_info", (3, 10, 1))
     (finding,) = doctor_packages.python(context())

@@ -269,8 +269,13 @@ def test_require_raises_all_of_it():
 
 def test_several_wrong_values_are_named_at_once():
     with pytest.raises(ConfigError) as caught:
-        compose(["run.seed=-1", "rollout.slots=0", "rewrad=x", "expected_valid_steps=0", "policy.hiden=3"])
+        compose(["run.seed=-1", "rollout.slots=0", "rewrad=x", "expected_valid_steps=0", "policy.hid=3"])
     text = str(caught.value)
     assert text.startswith("5 values are wrong:\n")
-    for part in ("run.seed: must", "rollout.slots: must", "rewrad: unknown key; did you mean reward?", "policy.hiden"):
+    for part in (
+        "run.seed: must",
+        "rollout.slots: must",
+        "rewrad: unknown key; did you mean reward?",
+        "policy.hid: unknown key",
+    ):
         assert part in text

@@ -575,9 +575,7 @@ def test_no_environment_warns():
 
 @pytest.mark.timeout(600)  # it may have to compile the renderer
 def test_a_camera_takes_the_place_of_the_actors_and_passes_the_checkers():
-    env = DrivingEnv(
-        cameras=["front"], camera_size=[48, 96], camera_frames=2, frame_step_us=200_000, scenes=3
-    )
+    env = DrivingEnv(cameras=["front"], camera_size=[48, 96], camera_frames=2, frame_step_us=200_000, scenes=3)
     observation, _ = env.reset(seed=3)
     assert "actors_rig" not in observation
     # Two frames of three channels.

@@ -108,6 +108,11 @@ def configure(**wandb):
     )
 
 
+def stages(directory):
+    """What metrics.jsonl has rows of, in order."""
+    return [json.loads(line)["stage"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
 def problems(config):
     section = config.logging.loggers["wandb"].config
     return [problem.under("logging.loggers.wandb") for problem in section.preflight(config, Machine())]
@@ -172,7 +177,7 @@ def test_offline_needs_no_key_and_no_network_and_leaves_files(monkeypatch, tmp_p
     assert run.train().completed
     (kept,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
     assert kept.stat().st_size > 0
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4  # two evaluations, two updates
+    assert stages(tmp_path).count("grpo") == 2
 
 
 def test_a_server_that_goes_away_in_mid_run_costs_one_warning(serve, tmp_path):
@@ -193,7 +198,9 @@ def test_a_server_that_goes_away_in_mid_run_costs_one_warning(serve, tmp_path):
     assert Run(config, tmp_path, Reporter()).train().completed
     (warning,) = [text for text in notes if "wandb" in text]
     assert warning.startswith("logger wandb failed and is left out from now on")
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4
+    found = stages(tmp_path)
+    assert found.count("grpo") == 2
+    assert found[-1].startswith("evaluate/")  # the last rows came long after the server had gone
 
 
 def test_disabled_by_the_environment_starts_nothing(monkeypatch, tmp_path):

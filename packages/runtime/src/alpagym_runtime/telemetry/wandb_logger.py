@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _CHILD = "alpagym_runtime.telemetry.wandb_child"
 _PIPE_BYTES = 1 << 20
+_START_S = 30.0  # importing the client takes seconds of its own, and many on a busy machine
 
 
 class WandbLogger:
@@ -100,7 +101,9 @@ class WandbLogger:
         with contextlib.suppress(OSError):
             child.stdin.close()  # the end of its input: it finishes
         try:
-            code: int | None = child.wait(self._config.timeout_s)
+            # Offline nobody is waited for but the client itself, which may still be starting.
+            patience_s = 0.0 if self._config.mode_now == "online" else _START_S
+            code: int | None = child.wait(self._config.timeout_s + patience_s)
         except subprocess.TimeoutExpired:
             code = None
         finally:
@@ -145,8 +148,7 @@ class WandbLogger:
     def _answer(self) -> dict[str, Any]:
         assert self._child is not None
         assert self._child.stdout is not None
-        # Importing the client takes seconds of its own on a busy machine.
-        deadline, text = time.monotonic() + self._config.timeout_s + 20.0, b""
+        deadline, text = time.monotonic() + self._config.timeout_s + _START_S, b""
         while b"\n" not in text:
             ready, _, _ = select.select([self._child.stdout], [], [], max(0.0, deadline - time.monotonic()))
             part = os.read(self._child.stdout.fileno(), 65536) if ready else b""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -75,6 +76,8 @@ def reduce_among(world: int) -> float:
 def _be_a_rank(rank: int, world: int, store: Path) -> None:
     import torch.distributed as dist
 
+    # Multicast over NVLink needs a fabric manager, which containers often lack, and two GPUs gain nothing from it.
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     torch.cuda.set_device(rank)
     limit = timedelta(seconds=_TIMEOUT_S)
     dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=world, timeout=limit)
