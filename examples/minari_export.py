@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11,<3.14"
-# dependencies = ["alpagym-plugins", "alpagym-runtime", "minari[hdf5]>=0.5.3"]
+# dependencies = ["alpagym-plugins", "alpagym-runtime", "minari[hdf5]>=0.5.3", "pillow"]
 #
 # [tool.uv.sources]
 # alpagym-plugins = { path = "../packages/plugins", editable = true }

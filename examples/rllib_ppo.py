@@ -30,16 +30,17 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from ray.tune.registry import register_env
 
 ENV_ID = "alpagym_runtime:alpagym/Embedded-LowDim-v0"
-ENDS = [0]
 
 
 class CountEnds(gymnasium.vector.VectorWrapper):
     """What the environment itself says: how many drives have ended."""
 
+    ends = 0
+
     def step(self, actions: Any) -> Any:
         """As the environment's, counted."""
         result = self.env.step(actions)
-        ENDS[0] += int((result[2] | result[3]).sum())
+        self.ends += int((result[2] | result[3]).sum())
         return result
 
 
@@ -78,7 +79,10 @@ def main() -> None:
         episodes = int(found["num_episodes_lifetime"])
         reward = found.get("episode_return_mean", float("nan"))
         print(f"iteration {iteration}: {episodes} episodes, mean return {reward:.3f}", flush=True)
-    assert episodes == ENDS[0], f"RLlib counted {episodes} episodes, the environment ended {ENDS[0]}"
+    envs = algorithm.env_runner.env
+    while not isinstance(vars(envs).get("ends"), int):  # below RLlib's wrappers; their classes are copies of ours
+        envs = envs.env
+    assert episodes == envs.ends, f"RLlib counted {episodes} episodes, the environment ended {envs.ends}"
     print(f"{episodes} episodes, as the environment counted")
     algorithm.stop()
     ray.shutdown()

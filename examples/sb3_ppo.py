@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    arguments = {"action_type": "control", "scenes": 1000}
+    arguments = {"action_type": "control"}
     if options.envs == "native":
         envs: VecEnv = NativeVecEnv(gymnasium.make_vec(ENV_ID, options.slots, autoreset_mode="same_step", **arguments))
     else:
@@ -141,8 +141,7 @@ def main() -> None:
         n_epochs=6,
         gamma=0.98,
         gae_lambda=0.95,
-        # Falls to a tenth over the time that there is.
-        learning_rate=lambda _: 6e-4 * max(1.0 - time.process_time() / (60.0 * options.cpu_minutes), 0.1),
+        learning_rate=6e-4,
         clip_range=0.2,
         ent_coef=0.0,
         max_grad_norm=0.5,

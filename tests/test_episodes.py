@@ -321,6 +321,20 @@ def test_the_offline_environment_shows_pictures(tmp_path):
     assert env.observation_space.contains(observation)
 
 
+@pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
+def test_the_offline_environment_has_a_vector_environment(store, mode):
+    envs = gymnasium.make_vec("alpagym_runtime:alpagym/Offline-v0", 2, store=str(store.path), autoreset_mode=mode)
+    single = gymnasium.make("alpagym_runtime:alpagym/Offline-v0", store=str(store.path))
+    observation, info = envs.reset(seed=4)
+    for slot, seed in enumerate((4, 5)):
+        expected, first = single.reset(seed=seed)
+        assert info["episode"][slot] == first["episode"]
+        for name, array in expected.items():
+            np.testing.assert_array_equal(observation[name][slot], array)
+    assert envs.autoreset_mode is envs.metadata["autoreset_mode"]
+    assert envs.metadata["autoreset_mode"].name.lower() == mode
+
+
 def test_a_question_that_leaves_nothing_is_an_error(store):
     with pytest.raises(ConfigError, match="no episode of"):
         gymnasium.make("alpagym_runtime:alpagym/Offline-v0", store=str(store.path), where=["driving_score>2"])

@@ -527,6 +527,43 @@ def test_gymnasium_drives_alpasim(layout):
                 assert 0.0 < info["driving_score"] <= 1.0
 
 
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_gymnasiums_vector_environment_drives_alpasim(mode):
+    import gymnasium
+
+    with FakeAlpaSim(cameras=CAMERAS) as fake:
+        envs = gymnasium.make_vec(
+            "alpagym_runtime:alpagym/AlpaSim-v0",
+            2,
+            address=fake.address,
+            cameras=["front"],
+            height=24,
+            width=32,
+            horizon=3,
+            force_gt_duration_us=300_000,
+            reward="progress_safety",
+            layout="lerobot",
+            autoreset_mode=mode,
+        )
+        with closing(envs):
+            observation, info = envs.reset(seed=1)
+            assert set(info["scene_id"]) <= set(fake.scenes)
+            ends = 0
+            for _ in range(8):
+                observation, _, terminated, truncated, info = envs.step(np.zeros((2, 16), np.float32))
+                assert observation in envs.observation_space
+                assert observation["pixels"]["front"].shape == (2, 24, 32, 3)
+                assert observation["pixels"]["front"].any()
+                over = terminated | truncated
+                ends += int(over.sum())
+                if over.any():
+                    numbers = info["final_info"] if mode == "same_step" else info
+                    assert set(numbers["ended"][over]) == {"horizon"}
+                    assert numbers["reward_is_late"][over].all()
+            # 8 steps: ends at 3 and 6 in the same step, at 3 and 7 with a step for the reset
+            assert ends == 4
+
+
 def test_gymnasium_says_why_a_drive_failed():
     import gymnasium
 

@@ -27,6 +27,7 @@ from alpagym_runtime.envs.spaces import explain
 from alpagym_runtime.errors import ConfigError, PluginError, ResetNeededError, SimulatorError
 
 FLAT, NESTED = "alpagym/Embedded-v0", "alpagym/Embedded-Nested-v0"
+LOW_DIM, LEROBOT = "alpagym/Embedded-LowDim-v0", "alpagym/Embedded-LeRobot-v0"
 IDS = (FLAT, NESTED)
 
 
@@ -86,6 +87,41 @@ def test_stable_baselines_checker_has_nothing_to_say(action_type):
     with pytest.warns(UserWarning, match="unconventional shape") as heard:
         check_sb3(make(NESTED, action_type=action_type).unwrapped)
     assert all("unconventional shape" in str(warning.message) for warning in heard)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*", "ignore::FutureWarning")
+@pytest.mark.parametrize("env_id", [LOW_DIM, LEROBOT])
+def test_the_checkers_have_nothing_to_say_of_other_layouts(env_id):
+    from stable_baselines3.common.env_checker import check_env as check_sb3
+
+    check_env(make(env_id).unwrapped)
+    check_sb3(make(env_id).unwrapped)
+
+
+def test_low_dim_is_the_flat_observation_scaled():
+    options = {"scene_id": "procedural-train-000003"}
+    low, _ = make(LOW_DIM).reset(seed=1, options=options)
+    flat, _ = make(FLAT).reset(seed=1, options=options)
+    dynamics, route = flat["ego_dynamics_rig"], flat["route_rig"].reshape(20, 2)
+    np.testing.assert_allclose(low[:4], dynamics[[0, 3, 4, 6]] / [20, 8, 8, 1], atol=1e-6)
+    # points 1 to 6, then 8, 10, 13, 16 and 19; 80 m ahead and 20 m aside are 1
+    np.testing.assert_allclose(low[4:6], route[1] / [80, 20], atol=1e-6)
+    np.testing.assert_allclose(low[24:26], np.clip(route[19] / [80, 20], -1, 1) * flat["route_mask"][19], atol=1e-6)
+    actors, rows = low[26:].reshape(8, 7), flat["actors_rig"].reshape(8, 9)
+    assert flat["actors_mask"].any()
+    np.testing.assert_array_equal(actors[:, 6], flat["actors_mask"])
+    for actor, row, there in zip(actors, rows, flat["actors_mask"], strict=True):
+        seen = [row[0] / 50, row[1] / 20, (row[3] - dynamics[0]) / 20, row[4] / 10, row[5] / 12, row[6] / 4]
+        np.testing.assert_allclose(actor[:6], np.clip(seen, -1, 1) * there, atol=1e-6)
+
+
+def test_lerobots_names_hold_the_flat_observation():
+    ours, _ = make(LEROBOT).reset(seed=1)
+    flat, _ = make(FLAT).reset(seed=1)
+    np.testing.assert_array_equal(ours["agent_pos"], flat["ego_dynamics_rig"])
+    route = flat["route_rig"].reshape(20, 2) * flat["route_mask"][:, None]
+    actors = flat["actors_rig"].reshape(8, 9) * flat["actors_mask"][:, None]
+    np.testing.assert_allclose(ours["environment_state"], np.concatenate([route.ravel(), actors.ravel()]), atol=1e-5)
 
 
 @pytest.mark.parametrize("env_id", IDS)

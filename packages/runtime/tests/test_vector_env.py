@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -31,10 +35,49 @@ class TestLeRobot(VectorEnvConformance):
     arguments = {"scenes": 6, "horizon": 9, "action_type": "plan"}  # noqa: RUF012
 
 
+class TestPixels(VectorEnvConformance):
+    env_id = "alpagym_runtime:alpagym/Embedded-LeRobot-v0"
+    arguments = {"scenes": 3, "horizon": 5, "cameras": ["front", "rear"], "camera_size": [24, 40]}  # noqa: RUF012
+    steps = 14
+
+
+class TestFrames(VectorEnvConformance):
+    env_id = "alpagym_runtime:alpagym/Embedded-v0"
+    arguments = {"scenes": 3, "horizon": 5, "cameras": ["front"], "camera_size": [24, 40], "camera_frames": 2}  # noqa: RUF012
+    steps = 14
+
+
 @pytest.mark.slow  # pytest -m slow packages/runtime/tests/test_vector_env.py
 @pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
 def test_subprocesses_give_the_same_bytes(mode):
     TestFlat().check_equal("async", mode)
+
+
+@pytest.mark.slow  # pytest -m slow packages/runtime/tests/test_vector_env.py
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("fault", ["error", "killed", "stuck"])
+def test_a_worker_process_that_fails_ends_the_parents_wait(fault):
+    # Gymnasium's subprocesses: what is ours is that nothing of the environment keeps them or the parent.
+    envs = TestFlat().make_generic("async")
+    try:
+        envs.reset(seed=1)
+        actions = np.zeros((3, 16), np.float32)
+        begun = time.monotonic()
+        if fault == "error":
+            with pytest.raises(ValueError, match="action must be 16"):
+                envs.step(np.where(np.arange(3)[:, None] == 1, np.float32(np.nan), actions))
+        else:
+            os.kill(envs.processes[1].pid, signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
+            envs.step_async(actions)
+            with pytest.raises((EOFError, ConnectionError, TimeoutError)):
+                envs.step_wait(timeout=2.0)
+        assert time.monotonic() - begun < 10.0
+    finally:
+        for process in envs.processes:
+            if process.is_alive() and fault == "stuck":
+                os.kill(process.pid, signal.SIGCONT)
+        envs.close(terminate=True)
+    assert not any(process.is_alive() for process in envs.processes)
 
 
 def make(count: int = 1, **arguments) -> gym.vector.VectorEnv:

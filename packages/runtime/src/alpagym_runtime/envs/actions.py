@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -43,7 +42,9 @@ def decision_from_actions(action_type: str, actions: NDArray[np.float32], speed_
     values = np.minimum(np.maximum(np.asarray(actions, np.float64), -1.0), 1.0)
     count = len(values)
     if action_type == "control":
-        return replace(_no_plan(count), control=(values * CONTROL_SCALE).astype(np.float32))
+        none = _no_plan(count)
+        control = (values * CONTROL_SCALE).astype(np.float32)
+        return Decision(none.plan_rig, none.log_prob, none.log_prob_mask, none.version, control)
     if action_type == "plan":
         return plan_decision(values.reshape(count, PLAN_STEPS, 3) * PLAN_SCALE)
     knots = values.reshape(count, 2, len(KNOT_TIMES_S)) * KNOT_SCALE

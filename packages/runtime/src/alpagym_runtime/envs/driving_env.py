@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from alpagym_plugins import check_choice
 from alpagym_runtime.envs.actions import decision_from_actions
 from alpagym_runtime.envs.core import CoreBatch, DrivingCore
 from alpagym_runtime.envs.setup import TASK, DrivingSetup, base_seed, draw_requests, embedded_setup
@@ -17,10 +16,6 @@ from alpagym_runtime.envs.spaces import explain, take_row
 from alpagym_runtime.errors import ConfigError, ResetNeededError, SimulatorError
 from alpagym_runtime.types import Ended
 
-if TYPE_CHECKING:
-    from alpagym_runtime.simulators.embedded.simulator import EmbeddedSimulator
-
-VIEWS = ("birds_eye", "camera", "both")
 SLOT = np.zeros(1, np.int64)
 ALL = slice(None)
 
@@ -74,11 +69,7 @@ class DrivingEnv(gymnasium.Env[Any, NDArray[np.float32]]):
     task = TASK
     task_description = TASK
 
-    def __init__(
-        self, *, view: str = "birds_eye", debug: bool = False, render_mode: str | None = None, **arguments: Any
-    ) -> None:
-        check_choice("view", view, VIEWS)
-        self._view = view
+    def __init__(self, *, debug: bool = False, render_mode: str | None = None, **arguments: Any) -> None:
         self._setup = self.make_setup(**arguments)
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
             raise ConfigError(f"must be one of {self.metadata['render_modes']}, got {render_mode!r}", key="render_mode")
@@ -158,9 +149,7 @@ class DrivingEnv(gymnasium.Env[Any, NDArray[np.float32]]):
             return None
         if self._core is None:
             raise ResetNeededError("call reset() before render()")
-        from alpagym_runtime.simulators.embedded.views import show
-
-        return show(cast("EmbeddedSimulator", self._core.simulator), 0, self._view)
+        return self._setup.show(self._core, 0)
 
     def close(self) -> None:
         """Give the simulator back; reset makes a new one."""

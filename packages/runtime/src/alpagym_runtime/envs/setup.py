@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from gymnasium import spaces
 from gymnasium.utils import seeding
 from numpy.typing import NDArray
 
+from alpagym_plugins import check_choice
 from alpagym_runtime.envs.actions import ACTION_SIZES, check_action_type
 from alpagym_runtime.envs.core import DrivingCore, build_terms
 from alpagym_runtime.envs.presets import reward_section
@@ -22,8 +23,12 @@ from alpagym_runtime.simulators.embedded.camera_config import CamerasConfig, che
 from alpagym_runtime.simulators.embedded.config import EmbeddedConfig
 from alpagym_runtime.types import EpisodeRequest, PolicySpec
 
+if TYPE_CHECKING:
+    from alpagym_runtime.simulators.embedded.simulator import EmbeddedSimulator
+
 TASK = "Drive along the route; do not touch anything and stay on the road."
-FIELDS = ("ego_history_rig", "ego_dynamics_rig", "route_rig", "actors_rig")
+FIELDS = ("ego_history_rig", "ego_dynamics_rig", "route_rig")
+VIEWS = ("birds_eye", "camera", "both")
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ class DrivingSetup:
         layout: of observations, see `spaces`.
         horizon: ticks after which an episode is cut off.
         timeout_s: longest wait for the world.
+        view: what `render()` shows: birds_eye | camera | both.
 
     """
 
@@ -50,6 +56,7 @@ class DrivingSetup:
     layout: str
     horizon: int
     timeout_s: float = 60.0
+    view: str = "birds_eye"
 
     def __post_init__(self) -> None:
         check_action_type(self.action_type)
@@ -65,6 +72,12 @@ class DrivingSetup:
     def render_fps(self) -> int:
         """Control periods a second."""
         return round(1e6 / self.simulator.control_period_us)
+
+    def show(self, core: DrivingCore, slot: int) -> NDArray[np.uint8]:
+        """A slot's picture [400,*,3] uint8 RGB by `view`, with the plan that it is driving by."""
+        from alpagym_runtime.simulators.embedded.views import show
+
+        return show(cast("EmbeddedSimulator", core.simulator), slot, self.view)
 
     def observer(self) -> Observer:
         """What writes observations."""
@@ -87,11 +100,12 @@ def embedded_setup(
     reward: str | Mapping[str, Any] = "driving",
     horizon: int = 35,
     control_period_us: int = 200_000,
-    cameras: list[str] | None = None,
-    camera_size: tuple[int, int] | list[int] = (96, 160),
+    cameras: Sequence[str] | None = None,
+    camera_size: Sequence[int] = (96, 160),
     camera_frames: int = 1,
     frame_step_us: int = 100_000,
     camera_options: Mapping[str, Any] | None = None,
+    view: str = "birds_eye",
     layout: str = "flat",
 ) -> DrivingSetup:
     """The embedded world; `DrivingEnv` documents the arguments."""
@@ -100,16 +114,19 @@ def embedded_setup(
         raise ConfigError(f"names a camera twice: {names}", key="cameras")
     if len(camera_size) != 2:
         raise ConfigError(f"must be height and width, got {camera_size!r}", key="camera_size")
+    height, width = camera_size
     policy = PolicySpec(
-        fields=FIELDS[:-1] if names else FIELDS,  # road users' states never stand beside pictures
-        cameras=dict.fromkeys(names, (int(camera_size[0]), int(camera_size[1]))),
+        FIELDS if names else (*FIELDS, "actors_rig"),
+        cameras=dict.fromkeys(names, (int(height), int(width))),
         frames=camera_frames,
         frame_step_us=frame_step_us,
     )
-    seen = build_section(CamerasConfig, dict(camera_options or {}), "camera_options")
+    seen = build_section(CamerasConfig, camera_options or {}, "camera_options")
     check_cameras(seen, policy)
+    check_choice("view", view, VIEWS)
     return DrivingSetup(
         policy=policy,
+        view=view,
         dataset=DatasetSection(
             source=dataset,
             path=dataset_path,

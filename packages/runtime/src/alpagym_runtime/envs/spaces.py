@@ -6,6 +6,7 @@ shapes), `low_dim` (one scaled vector), `lerobot` (pictures and state under LeRo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -111,10 +112,11 @@ class Observer:
                     latest = np.iinfo(np.int64).max
                     parts[f"camera_{name}_time_us"] = spaces.Box(0, latest, (spec.frames,), np.int64)
             self.space = spaces.Dict(parts)
+        self._empty = _maker(self.space)
 
     def empty(self, count: int) -> Any:
         """Zeros for `count` rows: an array, or a dict of arrays."""
-        return _zeros(self.space, count)
+        return self._empty(count)
 
     def write(self, observation: Observation, rows: Any, out: Any) -> None:
         """Put a batch [n,…] into `rows` (a slice, or indices [n]) of what `empty` made."""
@@ -170,10 +172,13 @@ class Observer:
         out[rows] = np.clip(np.concatenate(parts, axis=1), -1.0, 1.0)
 
 
-def _zeros(space: spaces.Space[Any], count: int) -> Any:
+def _maker(space: spaces.Space[Any]) -> Callable[[int], Any]:
+    """A function that makes zeros for so many rows of a space; shapes are looked up once."""
     if isinstance(space, spaces.Dict):
-        return {name: _zeros(part, count) for name, part in space.spaces.items()}
-    return np.zeros((count, *(space.shape or ())), space.dtype)
+        makers = {name: _maker(part) for name, part in space.spaces.items()}
+        return lambda count: {name: make(count) for name, make in makers.items()}
+    shape, dtype = space.shape or (), space.dtype
+    return lambda count: np.zeros((count, *shape), dtype)
 
 
 def take_row(batch: Any, row: int) -> Any:

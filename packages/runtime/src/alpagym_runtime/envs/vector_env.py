@@ -179,14 +179,12 @@ class DrivingVectorEnv(VectorEnv[Any, NDArray[np.float32], NDArray[Any]]):
         return self._handed_out(), infos.rewards, infos.terminated, infos.truncated, info
 
     def render(self) -> tuple[NDArray[np.uint8], ...] | None:
-        """Bird's-eye pictures [400,400,3] uint8 RGB, one a slot."""
+        """Pictures [400,*,3] uint8 RGB, one a slot, by `view`."""
         if self.render_mode is None:
             return None
         if self._core is None:
             raise ResetNeededError("call reset() before render()")
-        from alpagym_runtime.simulators.embedded.birds_eye import draw
-
-        return tuple(draw(self._core.simulator, slot) for slot in range(self.num_envs))
+        return tuple(self._setup.show(self._core, slot) for slot in range(self.num_envs))
 
     def close_extras(self, **kwargs: Any) -> None:
         """Give the simulator back; reset makes a new one."""

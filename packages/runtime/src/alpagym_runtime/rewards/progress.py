@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from alpagym_runtime.rewards.base import Float, Term, require, sample
+from alpagym_runtime.rewards.base import Float, Term, gain, require
 from alpagym_runtime.rewards.config import ProgressConfig
 from alpagym_runtime.types import Decision, SimulatorSpec, TickBatch
 
@@ -18,7 +16,4 @@ class Progress(Term):
 
     def tick(self, batch: TickBatch, decisions: Decision | None) -> Float:
         """[n], share of 1."""
-        now, now_valid = sample(batch, batch.measures, "progress")
-        before, before_valid = sample(batch, batch.measures_previous, "progress")
-        gain = np.minimum(now / self._full_at, 1.0) - np.minimum(before / self._full_at, 1.0)
-        return np.where(now_valid & before_valid, gain, 0.0)
+        return gain(batch, "progress", span=self._full_at)
