@@ -129,7 +129,7 @@ class CamerasConfig:
     weather: str = "scene"
     antialias: int = 0
     threads: int = 1
-    memory_mb: int = 768
+    memory_mb: int = 1024
 
     def __post_init__(self) -> None:
         check_choice("encoding", self.encoding, ("raw", "jpeg95"))

@@ -78,6 +78,11 @@ class CameraStream:
         """The cameras."""
         return tuple(self._cameras)
 
+    @property
+    def quads(self) -> int:
+        """Quads drawn so far; for benchmarks."""
+        return self._renderer.quads
+
     def start(self, rows: Int) -> None:
         """Episodes begin anew in these slots."""
         self._fresh[rows] = True

@@ -229,13 +229,41 @@ def paint_shadows(out, ground, level, rotation, projection, numbers, radius, aff
                     out[row, column, k] = np.uint8(np.float32(out[row, column, k]) * keep)
 
 
+@inlined
+def seen_colour(quads, i, t, dx, dy, dz, tiles, sample_rad, fog, density):
+    """r, g, b 0..255 of a quad through the air; `fog` is a triple."""
+    most, one = np.float32(255.0), np.float32(1.0)
+    r, g, b = colour(quads, i, t, dx, dy, dz, tiles, sample_rad)
+    clear = clear_air(t, density)
+    rest = one - clear
+    return (
+        min(r, most) * clear + fog[0] * rest,
+        min(g, most) * clear + fog[1] * rest,
+        min(b, most) * clear + fog[2] * rest,
+    )
+
+
 @picture_kernel
 def mix(out, quads, rays, depth, seen, samples, tiles, pixel_rad, air):
     """Lay what the samples see over ground and sky."""
     height, width, _ = out.shape
-    fog_r, fog_g, fog_b = np.float32(air[FOG]), np.float32(air[FOG + 1]), np.float32(air[FOG + 2])
-    density, most = np.float32(air[DENSITY]), np.float32(255.0)
+    fog = (np.float32(air[FOG]), np.float32(air[FOG + 1]), np.float32(air[FOG + 2]))
+    density = np.float32(air[DENSITY])
+    if samples == 1:
+        for row in range(height):
+            for column in range(width):
+                q = seen[row, column]
+                if q >= 0:
+                    r, g, b = seen_colour(quads, q, depth[row, column], rays[row, column, 0], rays[row, column, 1],
+                                          rays[row, column, 2], tiles, pixel_rad, fog, density)  # fmt: skip
+                    out[row, column, 0], out[row, column, 1], out[row, column, 2] = (
+                        np.uint8(r),
+                        np.uint8(g),
+                        np.uint8(b),
+                    )
+        return
     share, coarse = np.float32(1.0 / (samples * samples)), pixel_rad * np.float32(samples)
+    middle = samples >> 1
     for row in range(height):
         for column in range(width):
             y, x = row * samples, column * samples
@@ -248,40 +276,26 @@ def mix(out, quads, rays, depth, seen, samples, tiles, pixel_rad, air):
                     none = none and q < 0
             if none:
                 continue
-            if same:
-                # One sample stands for all, its texture as coarse as the pixel.
-                j = samples >> 1
-                t = depth[y + j, x + j]
-                red, green, blue = colour(
-                    quads, first, t, rays[y + j, x + j, 0], rays[y + j, x + j, 1], rays[y + j, x + j, 2], tiles, coarse
-                )
-                clear = clear_air(t, density)
-                rest = np.float32(1.0) - clear
-                out[row, column, 0] = np.uint8(min(red, most) * clear + fog_r * rest)
-                out[row, column, 1] = np.uint8(min(green, most) * clear + fog_g * rest)
-                out[row, column, 2] = np.uint8(min(blue, most) * clear + fog_b * rest)
-                continue
+            # Where all see the same quad one sample stands for them, its texture as coarse as the pixel.
+            begin, end = (middle, middle + 1) if same else (0, samples)
             hits = 0
             r = g = b = np.float32(0.0)
-            for j in range(samples):
-                for i in range(samples):
+            for j in range(begin, end):
+                for i in range(begin, end):
                     q = seen[y + j, x + i]
-                    if q < 0:
-                        continue
-                    t = depth[y + j, x + i]
-                    red, green, blue = colour(
-                        quads, q, t, rays[y + j, x + i, 0], rays[y + j, x + i, 1], rays[y + j, x + i, 2], tiles, coarse
-                    )
-                    clear = clear_air(t, density)
-                    rest = np.float32(1.0) - clear
-                    r += min(red, most) * clear + fog_r * rest
-                    g += min(green, most) * clear + fog_g * rest
-                    b += min(blue, most) * clear + fog_b * rest
-                    hits += 1
-            back = np.float32(samples * samples - hits)
-            out[row, column, 0] = np.uint8((r + back * np.float32(out[row, column, 0])) * share)
-            out[row, column, 1] = np.uint8((g + back * np.float32(out[row, column, 1])) * share)
-            out[row, column, 2] = np.uint8((b + back * np.float32(out[row, column, 2])) * share)
+                    if q >= 0:
+                        one_r, one_g, one_b = seen_colour(
+                            quads, q, depth[y + j, x + i], rays[y + j, x + i, 0], rays[y + j, x + i, 1],
+                            rays[y + j, x + i, 2], tiles, coarse, fog, density)  # fmt: skip
+                        r += one_r
+                        g += one_g
+                        b += one_b
+                        hits += 1
+            part = np.float32(1.0) if same else share
+            back = np.float32(0 if same else samples * samples - hits)
+            out[row, column, 0] = np.uint8((r + back * np.float32(out[row, column, 0])) * part)
+            out[row, column, 1] = np.uint8((g + back * np.float32(out[row, column, 1])) * part)
+            out[row, column, 2] = np.uint8((b + back * np.float32(out[row, column, 2])) * part)
 
 
 @picture_kernel

@@ -64,16 +64,18 @@ def project(x, y, z, projection, numbers, radius, affine):
         return u * scale, v * scale
     a, b = x / z, y / z
     if projection[0] == BENT:
+        # Beyond its limit the distortion would fold back; there it goes on straight, outwards.
+        r = math.sqrt(a * a + b * b)
+        beyond = max(r - affine[0], 0.0) / max(r, 1e-12)
+        out_a, out_b = a * beyond, b * beyond
+        a, b = a - out_a, b - out_b
         q = a * a + b * b
-        # Beyond 76 degrees the model has no rays; the bound stays finite.
-        if q > 16.0:
-            shrink = 4.0 / math.sqrt(q)
-            a, b, q = a * shrink, b * shrink, 16.0
-        k = numbers[4:16]
-        factor = (1.0 + q * (k[0] + q * (k[1] + q * k[2]))) / (1.0 + q * (k[3] + q * (k[4] + q * k[5])))
-        bent_a = a * factor + 2.0 * k[6] * a * b + k[7] * (q + 2.0 * a * a) + q * (k[8] + k[9] * q)
-        bent_b = b * factor + k[6] * (q + 2.0 * b * b) + 2.0 * k[7] * a * b + q * (k[10] + k[11] * q)
-        a, b = bent_a, bent_b
+        above = 1.0 + q * (numbers[4] + q * (numbers[5] + q * numbers[6]))
+        factor = above / (1.0 + q * (numbers[7] + q * (numbers[8] + q * numbers[9])))
+        p1, p2 = numbers[10], numbers[11]
+        bent_a = a * factor + 2.0 * p1 * a * b + p2 * (q + 2.0 * a * a) + q * (numbers[12] + numbers[13] * q)
+        bent_b = b * factor + p1 * (q + 2.0 * b * b) + 2.0 * p2 * a * b + q * (numbers[14] + numbers[15] * q)
+        a, b = bent_a + out_a, bent_b + out_b
     return (numbers[0] * a + numbers[2]) * scale, (numbers[1] * b + numbers[3]) * scale
 
 
@@ -180,6 +182,7 @@ def draw(quads, count, rays, rotation, projection, numbers, radius, affine, cone
     depth[:] = FAR
     seen[:] = -1
     margin = 0.75 if projection[0] == FLAT else 1.5
+    zero, one, edge = np.float32(0.0), np.float32(1.0), np.float32(-1e-12)
     for i in range(count):
         q = quads[i]
         m = outline(q, rotation, projection, numbers, radius, affine, cone, pixel_rad, points, corner, kept)
@@ -202,17 +205,17 @@ def draw(quads, count, rays, rotation, projection, numbers, radius, affine, cone
             for x in range(left[y], right[y] + 1):
                 dx, dy, dz = rays[y, x, 0], rays[y, x, 1], rays[y, x, 2]
                 towards = nx * dx + ny * dy + nz * dz
-                if towards >= -1e-12:
+                if towards >= edge:
                     continue
                 t = distance / towards
                 if t >= depth[y, x]:
                     continue
                 v = t * (dx * fx + dy * fy + dz * fz) - base_v
-                if v < 0.0 or v > 1.0:
+                if v < zero or v > one:
                     continue
                 u = t * (dx * ex + dy * ey + dz * ez) - base_u
-                rest = np.float32(1.0) - v
-                a, b = low * rest, np.float32(1.0) - high * rest
+                rest = one - v
+                a, b = low * rest, one - high * rest
                 if u < a or u > b:
                     continue
                 if open_ and tiles[texture, texel(quads, i, u, v, t, pixel_rad), 3] == NOTHING:

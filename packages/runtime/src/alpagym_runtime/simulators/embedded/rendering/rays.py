@@ -49,8 +49,8 @@ class Table(NamedTuple):
     centre: F64  # [3] m, optical centre in the rig frame
     projection: NDArray[np.int64]  # [2] kind, samples a pixel and direction
     numbers: F64  # [16] focal x, y, principal x, y of the picture; then OpenCV's k1..k6, p1, p2, s1..s4
-    radius: F64  # [1025] radius by angle in steps of `numbers[0]`..: see `_radius_table`
-    affine: F64  # [6] picture = A · (radius · direction) + b
+    radius: F64  # [1025] ANGULAR: radius by angle, 0 to pi
+    affine: F64  # [6] ANGULAR: picture = A · (radius · direction) + b; BENT: largest undistorted radius, five unused
     cone: F64  # [2] cosine and sine of the widest angle to the axis
     pixel_rad: float  # angle of a sample near the axis
 
@@ -194,13 +194,14 @@ def _projection(model: CameraModel) -> tuple[F64, F64, F64, int]:
             return numbers, radius, affine, FLAT
         k, p, s = ([*part, *[0.0] * 6] for part in (model.radial, model.tangential, model.thin_prism))
         numbers[4:16] = [*k[:6], *p[:2], *s[:4]]
+        affine[0] = model.limit
         return numbers, radius, affine, BENT
     assert isinstance(model, (Ftheta, OpenCVFisheye))
     # Beyond the limit the radius goes on straight: only a bound of where a surface may be is needed there.
     limit = model.max_angle_rad
     angles = np.linspace(0.0, np.pi, RADIUS_STEPS + 1)
     points = np.stack([np.sin(angles), np.zeros_like(angles), np.cos(angles)], axis=-1)
-    plain = resized(model, model.height, model.width)
+    plain: CameraModel
     if isinstance(model, Ftheta):
         plain = Ftheta(
             model.width, model.height, 0.0, 0.0, max_angle_rad=limit, angle_to_radius=model.angle_to_radius,

@@ -9,7 +9,6 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -150,7 +149,7 @@ def _patches(scene: Scene) -> Iterator[Patch]:
         # Seams between neighbouring outlines would shine through.
         yield Patch(ASPHALT, strip(_closed(outline), 0.06))
     markings = scene.markings if lane_map is None else lane_map.markings
-    if not markings:
+    if not any(marking.kind in ("edge", "yellow") for marking in markings) and (lane_map is None or not markings):
         yield from _edge_lines(surface)
     for polygon in lane_map.crosswalks if lane_map is not None else ():
         for bar in zebra_bars(polygon):
@@ -277,11 +276,3 @@ def _box(
         ])
         for k in range(4)
     ]  # fmt: skip
-
-
-def forget_all() -> None:
-    """Drop every scenery that is kept; for tests of memory."""
-    with suppress(KeyError):
-        while True:
-            STORE._kept.popitem()
-    STORE._bytes = 0
