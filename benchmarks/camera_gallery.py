@@ -34,8 +34,9 @@ SMALL = (150, 240)
 def titled(picture: Picture, text: str) -> Picture:
     """The picture with words in its upper left corner."""
     out = picture.copy()
-    for colour, width in (((0, 0, 0), 3), ((255, 255, 255), 1)):
-        cv2.putText(out, text, (6, 14), cv2.FONT_HERSHEY_SIMPLEX, 0.38, colour, width, cv2.LINE_AA)
+    (width, height), _ = cv2.getTextSize(text, cv2.FONT_HERSHEY_SIMPLEX, 0.45, 1)
+    cv2.rectangle(out, (0, 0), (width + 10, height + 10), (24, 24, 26), -1)
+    cv2.putText(out, text, (5, height + 5), cv2.FONT_HERSHEY_SIMPLEX, 0.45, (255, 255, 255), 1, cv2.LINE_AA)
     return out
 
 

@@ -89,37 +89,39 @@ def outline(q, rotation, projection, numbers, radius, affine, cone, pixel_rad, p
         z = q[P + 2] + right * q[E + 2] + down * q[F + 2]
         for j in range(3):
             corner[k, j] = rotation[j, 0] * x + rotation[j, 1] * y + rotation[j, 2] * z
+    # Scalars only: a view of an array counts a reference, which costs more than the arithmetic.
     m = 0
     narrow = cone[0] > 0.1 or projection[0] != ANGULAR
     for k in range(4):
-        a, b = corner[k], corner[(k + 1) & 3]
-        if a[2] > NEAR_M:
-            kept[m, 0], kept[m, 1], kept[m, 2] = a[0], a[1], a[2]
+        j = (k + 1) & 3
+        az, bz = corner[k, 2], corner[j, 2]
+        if az > NEAR_M:
+            kept[m, 0], kept[m, 1], kept[m, 2] = corner[k, 0], corner[k, 1], az
             m += 1
         elif not narrow:
             return -1
-        if narrow and (a[2] > NEAR_M) != (b[2] > NEAR_M):
-            t = (NEAR_M - a[2]) / (b[2] - a[2])
-            for j in range(3):
-                kept[m, j] = a[j] + t * (b[j] - a[j])
+        if narrow and (az > NEAR_M) != (bz > NEAR_M):
+            t = (NEAR_M - az) / (bz - az)
+            for c in range(3):
+                kept[m, c] = corner[k, c] + t * (corner[j, c] - corner[k, c])
             m += 1
     if m < 3:
         return 0
     n = 0
     for k in range(m):
-        a, b = kept[k], kept[(k + 1) % m]
+        j = k + 1 if k + 1 < m else 0
+        ax, ay, az = kept[k, 0], kept[k, 1], kept[k, 2]
+        dx, dy, dz = kept[j, 0] - ax, kept[j, 1] - ay, kept[j, 2] - az
         splits = 1
         if projection[0] != FLAT:
-            dx, dy, dz = b[0] - a[0], b[1] - a[1], b[2] - a[2]
             square = dx * dx + dy * dy + dz * dz + 1e-12
-            t = min(max(-(a[0] * dx + a[1] * dy + a[2] * dz) / square, 0.0), 1.0)
-            nearest = math.sqrt((a[0] + t * dx) ** 2 + (a[1] + t * dy) ** 2 + (a[2] + t * dz) ** 2) + 1e-6
+            t = min(max(-(ax * dx + ay * dy + az * dz) / square, 0.0), 1.0)
+            nearest = math.sqrt((ax + t * dx) ** 2 + (ay + t * dy) ** 2 + (az + t * dz) ** 2) + 1e-6
             # The chord of a bent edge stays within half a sample of it.
             splits = int(min(math.sqrt(square) / nearest / (2.0 * math.sqrt(pixel_rad)) + 1.0, float(SPLITS)))
         for s in range(splits):
             t = s / splits
-            u, v = project(a[0] + t * (b[0] - a[0]), a[1] + t * (b[1] - a[1]), a[2] + t * (b[2] - a[2]),
-                           projection, numbers, radius, affine)  # fmt: skip
+            u, v = project(ax + t * dx, ay + t * dy, az + t * dz, projection, numbers, radius, affine)
             points[n, 0], points[n, 1] = u, v
             n += 1
     return n
@@ -183,7 +185,12 @@ def draw(quads, count, rays, rotation, projection, numbers, radius, affine, cone
     seen[:] = -1
     margin = 0.75 if projection[0] == FLAT else 1.5
     zero, one, edge = np.float32(0.0), np.float32(1.0), np.float32(-1e-12)
+    # From near to far, so that most of what is hidden is dropped early.
+    away = np.empty(count)
     for i in range(count):
+        across, down = quads[i, E] + quads[i, F], quads[i, E + 1] + quads[i, F + 1]
+        away[i] = (quads[i, P] + 0.5 * across) ** 2 + (quads[i, P + 1] + 0.5 * down) ** 2
+    for i in np.argsort(away):
         q = quads[i]
         m = outline(q, rotation, projection, numbers, radius, affine, cone, pixel_rad, points, corner, kept)
         if m == 0:
@@ -207,9 +214,10 @@ def draw(quads, count, rays, rotation, projection, numbers, radius, affine, cone
                 towards = nx * dx + ny * dy + nz * dz
                 if towards >= edge:
                     continue
-                t = distance / towards
-                if t >= depth[y, x]:
+                # Both are negative: farther than what is seen already, without a division.
+                if distance <= depth[y, x] * towards:
                     continue
+                t = distance / towards
                 v = t * (dx * fx + dy * fy + dz * fz) - base_v
                 if v < zero or v > one:
                     continue

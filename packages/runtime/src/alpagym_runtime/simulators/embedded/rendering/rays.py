@@ -43,6 +43,7 @@ class Table(NamedTuple):
     ground: F32  # [h,w,4] where a pixel's ray meets the ground, m from the rig, and its step along the longer axis
     level: NDArray[np.uint8]  # [h,w] level of the ground's texture, NO_GROUND for the sky
     taps: NDArray[np.uint8]  # [h,w] samples along the longer axis: 1, 2, 4, 8
+    reach: NDArray[np.int64]  # [h,2] columns between which a row may show ground
     distance: F32  # [h,w] m along the ray to the ground, 0 for the sky
     elevation: F32  # [h,w] sine of a pixel's ray above the horizon; 2 where there is no ray
     rotation: F64  # [3,3] rows: optical axes in rig axes
@@ -150,6 +151,9 @@ def build_table(camera: MountedCamera, height: int, width: int, samples: int, te
     distance = np.linalg.norm(
         np.concatenate([place - centre[:2], np.broadcast_to(-centre[2:], place[..., :1].shape)], -1), axis=-1
     )
+    some = np.asarray(down.any(axis=1))
+    first, last = down.argmax(axis=1), width - down[:, ::-1].argmax(axis=1)
+    reach = np.where(some[:, None], np.stack([first, last], axis=1), 0)
     ground = np.where(down[..., None], np.concatenate([place, longer], axis=-1), 0.0)
     seen = direction[known] @ _to_rig(camera, np.array([0.0, 0.0, 1.0]))
     widest = float(np.arccos(np.clip(seen.min(), -1.0, 1.0))) + 0.02
@@ -161,6 +165,7 @@ def build_table(camera: MountedCamera, height: int, width: int, samples: int, te
         ground=ground.astype(np.float32),
         level=np.where(down, level, NO_GROUND).astype(np.uint8),
         taps=np.where(down, taps, 1).astype(np.uint8),
+        reach=reach.astype(np.int64),
         distance=np.where(down, distance, 0.0).astype(np.float32),
         elevation=np.where(known, direction[..., 2], 2.0).astype(np.float32),
         rotation=np.stack([_to_rig(camera, axis) for axis in np.eye(3)]),

@@ -70,6 +70,7 @@ class Scenery:
     trees: F64  # [T,7]
     heads: F64  # [H,5]
     air: Air
+    weather: str
 
     @property
     def nbytes(self) -> int:
@@ -81,9 +82,9 @@ def make_scenery(scene: Scene, texel_m: float, weather: str) -> Scenery:
     """The scenery of a scene; the same arrays in every process of one build."""
     patches = list(_patches(scene))
     walls, trees, heads = _standing(scene)
-    return Scenery(
-        draw_ground(patches, _way(scene), texel_m), walls, trees, heads, air_of(look_of(scene.scene_id, weather))
-    )
+    look = look_of(scene.scene_id, weather)
+    ground = draw_ground(patches, _way(scene), texel_m)
+    return Scenery(ground, walls, trees, heads, air_of(look), look.kind)
 
 
 class SceneryStore:
