@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 
 import numpy as np
@@ -13,7 +13,7 @@ import simplejpeg
 
 from alpagym_runtime.errors import ConfigError
 from alpagym_runtime.policies.base import plan_decision
-from alpagym_runtime.run_config import DatasetSection
+from alpagym_runtime.run_config import DatasetSection, build_section
 from alpagym_runtime.simulators.embedded.camera_config import CamerasConfig, MountConfig
 from alpagym_runtime.simulators.embedded.config import EmbeddedConfig
 from alpagym_runtime.testing.conformance import SimulatorConformance
@@ -194,3 +194,12 @@ def test_braking_cars_show_their_lamps():
 def test_what_cannot_be_rendered_is_refused_at_once(spec, cameras, says):
     with pytest.raises(ConfigError, match=says):
         make(spec, cameras=cameras)
+
+
+def test_mounts_in_a_config_are_checked_and_come_back():
+    data = {"mounts": {"nose": {"fov_deg": 70.0, "z_m": 0.7}}, "weather": "fog"}
+    config = build_section(CamerasConfig, data, "simulator.cameras")
+    assert config.mount("nose") == MountConfig(fov_deg=70.0, z_m=0.7)
+    assert build_section(CamerasConfig, asdict(config), "simulator.cameras") == config
+    with pytest.raises(ConfigError, match=r"simulator\.cameras\.mounts\.nose\.fov_dg"):
+        build_section(CamerasConfig, {"mounts": {"nose": {"fov_dg": 70.0}}}, "simulator.cameras")

@@ -635,3 +635,34 @@ def test_the_nested_environment_gives_frames_with_their_times():
         int(observation["time_us"][0]),
     ]
     env.close()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("view", "width"), [("camera", 640), ("both", 1040)])
+def test_the_picture_can_be_the_front_camera_with_the_plan(view, width):
+    env = make(render_mode="rgb_array", view=view)
+    env.reset(seed=1)
+    before = env.render()
+    assert (before.shape, before.dtype) == ((400, width, 3), np.uint8)
+    env.step(np.zeros(16, np.float32))
+    after = env.render()
+    # The plan is a green band in front of the car, and was not there before a decision.
+    green = (after[..., 1].astype(int) - np.maximum(after[..., 0], after[..., 2]) > 30)[330:, 250:390]
+    none = (before[..., 1].astype(int) - np.maximum(before[..., 0], before[..., 2]) > 30)[330:, 250:390]
+    assert green.sum() > none.sum() + 500
+    env.close()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_episode_with_both_views_leaves_a_video(tmp_path):
+    env = make(render_mode="rgb_array", view="both", horizon=3)
+    env = gym.wrappers.RecordVideo(env, str(tmp_path), episode_trigger=lambda _: True, disable_logger=True)
+    env.reset(seed=1)
+    drive_to_the_end(env)
+    env.close()
+    (file,) = tmp_path.glob("*.mp4")
+    frames = read_video(file)
+    assert len(frames) >= 3
+    assert frames[0].shape == (400, 1040, 3)

@@ -166,7 +166,8 @@ class OpenCVPinhole(Pinhole):
         slope = above / below + 2.0 * q * (above_q * below - above * below_q) / (below * below)
         return radius * above / below, np.where(below > 0.0, slope, -1.0)
 
-    def _limit(self) -> float:
+    @property
+    def limit(self) -> float:
         """The largest undistorted radius up to which the radial map grows; at most 4 (76 degrees)."""
         radius = np.linspace(0.0, 4.0, 4001)
         falls = np.flatnonzero(self._radial(radius)[1] <= 0.0)
@@ -174,7 +175,7 @@ class OpenCVPinhole(Pinhole):
 
     def _undo_radial(self, target: Float) -> Float:
         wanted = np.hypot(target[..., 0], target[..., 1])
-        low, high = np.zeros_like(wanted), np.full_like(wanted, self._limit())
+        low, high = np.zeros_like(wanted), np.full_like(wanted, self.limit)
         for _ in range(40):
             middle = (low + high) / 2.0
             short = self._radial(middle)[0] < wanted
@@ -205,7 +206,7 @@ class OpenCVPinhole(Pinhole):
 
     def _grows(self, flat: Float) -> Bool:
         """Whether the radial map grows from the axis up to here."""
-        result: Bool = np.hypot(flat[..., 0], flat[..., 1]) <= self._limit()
+        result: Bool = np.hypot(flat[..., 0], flat[..., 1]) <= self.limit
         return result
 
 

@@ -118,7 +118,7 @@ class CamerasConfig:
         mounts: cameras by name, beside the presets (`front`, `front_wide`, `left`, `right`, `rear` and PAI's four).
         encoding: raw | jpeg95: pictures as they are, or as a JPEG of quality 95 shows them (its bytes can be stored).
         weather: scene (drawn for each scene) | clear | low_sun | dusk | fog.
-        antialias: samples a pixel and direction for objects, 1 to 4; 0: 2 for small pictures, 1 for large ones.
+        antialias: samples a pixel and direction for objects, 1 to 4; 0: 2 up to 64 x 128 px, else 1.
         threads: that render beside each other; the pictures do not depend on it.
         memory_mb: bound on what is kept of scenes (ground and what stands on it), shared by all simulators.
 
@@ -129,7 +129,7 @@ class CamerasConfig:
     weather: str = "scene"
     antialias: int = 0
     threads: int = 1
-    memory_mb: int = 768
+    memory_mb: int = 1024
 
     def __post_init__(self) -> None:
         check_choice("encoding", self.encoding, ("raw", "jpeg95"))

@@ -78,6 +78,11 @@ class CameraStream:
         """The cameras."""
         return tuple(self._cameras)
 
+    @property
+    def quads(self) -> int:
+        """Quads drawn so far; for benchmarks."""
+        return self._renderer.quads
+
     def start(self, rows: Int) -> None:
         """Episodes begin anew in these slots."""
         self._fresh[rows] = True
@@ -210,7 +215,7 @@ class CameraStream:
         frames = []
         for row, k, at in zip(slot.tolist(), place.tolist(), step.tolist(), strict=True):
             picture = camera.pictures[row, k]
-            data = simplejpeg.encode_jpeg(picture, JPEG_QUALITY, "RGB", "444")
+            data = simplejpeg.encode_jpeg(picture, JPEG_QUALITY, "RGB", "420")
             simplejpeg.decode_jpeg(data, "RGB", buffer=picture)
             number = int(frame_ids(camera.pictures, np.array([row]), np.array([k]))[0])
             frames.append(Frame(row, name, at * STEP_US, number, "jpeg", data))

@@ -32,6 +32,7 @@ from alpagym_runtime.simulators.embedded.commonroad_xml import (
     read,
     thin,
 )
+from alpagym_runtime.simulators.embedded.lane_map import Marking
 from alpagym_runtime.simulators.embedded.scene import MAX_ACTORS, STEP_US, Actors, Scene, Vehicle
 from alpagym_runtime.simulators.embedded.scene_bank import arc_lengths
 from alpagym_runtime.simulators.embedded.splits import deal
@@ -61,6 +62,33 @@ class Skipped:
     reason: str
 
 
+def _lane_lines(lanelets: list[Lanelet]) -> tuple[Marking, ...]:
+    """Lines between neighbouring lanes, for pictures: broken in one direction, solid between two; none in junctions."""
+    lines = []
+    polygons = [lanelet.polygon for lanelet in lanelets]
+    tree = shapely.STRtree(polygons)
+    for k, lanelet in enumerate(lanelets):
+        points = thin(lanelet.left, 0.05)
+        if len(points) < 2:
+            continue
+        i = min(len(points) // 2, len(points) - 2)
+        ahead = points[i + 1] - points[i]
+        ahead /= np.hypot(*ahead)
+        middle = (points[i] + points[i + 1]) / 2.0
+        beside = shapely.Point(middle + 0.6 * np.array([-ahead[1], ahead[0]]))
+        there = [j for j in tree.query(beside, "intersects").tolist() if j != k]
+        # Inside a junction the line runs through other lanes.
+        inside = any(polygons[j].buffer(-0.5).contains(shapely.Point(middle)) for j in there)
+        if not there or inside:
+            continue
+        other = lanelets[there[0]].centre
+        nearest = min(int(np.hypot(*(other - middle).T).argmin()), len(other) - 2)
+        same = float((other[nearest + 1] - other[nearest]) @ ahead) > 0.0
+        if same or k < there[0]:
+            lines.append(Marking(points, "dashed" if same else "solid"))
+    return tuple(lines)
+
+
 class _Recording:
     """One file's map, traffic and usable egos."""
 
@@ -75,6 +103,7 @@ class _Recording:
         if self.road.is_empty:
             raise SceneError("no lanelet that a car may drive on has an area")
         self.egos = self._egos()
+        self.markings = _lane_lines(self.road_lanelets)
 
     def _road_lanelets(self) -> list[Lanelet]:
         """Those for cars, and others where a recorded vehicle drives beside those."""
@@ -161,6 +190,7 @@ class _Recording:
             actors=self._actors(ego, centre),
             vehicle=vehicle,
             speed_limit_mps=max(float(np.abs(log[:, 3]).max()) * 1.05, 5.0),
+            markings=self.markings,
         )
 
     def _actors(self, ego: Track, centre: Float) -> Actors:

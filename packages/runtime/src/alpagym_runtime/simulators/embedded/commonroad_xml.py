@@ -47,6 +47,7 @@ class Lanelet:
 
     lanelet_id: str
     centre: Float  # [P,2] m, in driving direction
+    left: Float  # [K,2] m, its left bound
     ring: Float  # [K,2] m, its outline
     polygon: Any  # the same as a valid shapely geometry
     successors: tuple[str, ...]
@@ -292,7 +293,7 @@ def _lanelet(element: Any, lanelet_id: str) -> Lanelet:
     ring = np.concatenate([left, right[::-1]])
     polygon = shapely.make_valid(shapely.Polygon(ring))
     successors = tuple(s.get("ref", "") for s in element.iterfind("successor"))
-    return Lanelet(lanelet_id, centre, ring, polygon, successors, for_cars)
+    return Lanelet(lanelet_id, centre, left, ring, polygon, successors, for_cars)
 
 
 def thin(points: Float, spacing_m: float) -> Float:

@@ -28,7 +28,7 @@ BLOCK = 512
 """Texels a side that are drawn at once."""
 
 MARGIN = 32
-REACH_M = {0.05: 130.0, 0.1: 100.0}
+REACH_M = {0.05: 120.0, 0.1: 80.0}
 """By texel: ground is drawn this far from where the ego can come; beyond it is grass."""
 
 SHIFT = 5
@@ -145,10 +145,12 @@ def _keep(tile: NDArray[np.uint8], kept: list[NDArray[np.uint8]]) -> int:
     return 255 + len(kept)
 
 
+MEADOW = np.full((BLOCK + 2 * MARGIN, BLOCK + 2 * MARGIN, 3), CODES[GRASS].astype(np.uint8))
+
+
 def _draw_block(patches: Sequence[Patch], corner: F64, texel_m: float) -> NDArray[np.uint8]:
     """[BLOCK + 2 MARGIN]² codes; rows run north."""
-    canvas = np.empty((BLOCK + 2 * MARGIN, BLOCK + 2 * MARGIN, 3), np.uint8)
-    canvas[:] = CODES[GRASS]
+    canvas = MEADOW.copy()
     for patch in patches:
         # OpenCV's pixel centres are whole numbers, ours lie at halves.
         place = (patch.outline - corner) / texel_m - 0.5

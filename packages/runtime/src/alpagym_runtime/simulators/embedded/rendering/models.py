@@ -172,7 +172,9 @@ def _truck() -> list[list[float]]:
         ((0.5, -2.2), (0.5, 0.0)), y, _metres(0.25, 2.7), "bus_front", "plain", "glass_side", "plain", LARGE, PAINT
     )
     load = ((-0.5, 0.0), (0.5, -2.4))
-    return cab + _box(load, y, _metres(0.0, 3.4), "plain", "car_rear", "truck_side", "plain", LARGE, (0.82, 0.82, 0.80))
+    return cab + _box(
+        load, y, _metres(0.0, 3.4), "plain", "truck_rear", "truck_side", "plain", LARGE, (0.82, 0.82, 0.80)
+    )
 
 
 @lru_cache(maxsize=1)
@@ -182,7 +184,7 @@ def models() -> tuple[F64, NDArray[np.int64]]:
     parts: Sequence[list[list[float]]] = (
         _car(),
         _truck(),
-        _box(x, y, _share(0.0, 1.0), "bus_front", "car_rear", "bus_side", "plain", LARGE),
+        _box(x, y, _share(0.0, 1.0), "bus_front", "truck_rear", "bus_side", "plain", LARGE),
         _two_wheeler(0.28, 0.85),
         _two_wheeler(0.08, 0.6),
         _person(PERSON, 0.0, True),

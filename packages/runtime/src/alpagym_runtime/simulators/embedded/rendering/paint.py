@@ -51,24 +51,48 @@ def clear_air(distance, density):
 
 
 @picture_kernel
-def paint_ground(out, ground, level, taps, distance, elevation, rays_sun, tiles, index, levels, origin, palette, sky,
-                 surface_grain, air, x, y, yaw):  # fmt: skip
-    """Ground and sky of one picture [h,w,3]; x, y, yaw of the rig in the local frame."""
+def paint_sky(out, backdrop, level, elevation, rays, air, yaw):
+    """The backdrop, and the sun's glow where there is one."""
+    out[:] = backdrop
+    glow, most = np.float32(air[GLOW]), np.float32(255.0)
+    if glow == 0.0:
+        return
     height, width = level.shape
-    cos, sin = np.float32(math.cos(yaw)), np.float32(math.sin(yaw))
-    ox, oy = np.float32(x - origin[0]), np.float32(y - origin[1])
-    fog_r, fog_g, fog_b = np.float32(air[FOG]), np.float32(air[FOG + 1]), np.float32(air[FOG + 2])
-    density, glow = np.float32(air[DENSITY]), np.float32(air[GLOW])
     sun_x = np.float32(math.cos(yaw) * air[SUN_X] + math.sin(yaw) * air[SUN_X + 1])
     sun_y = np.float32(math.cos(yaw) * air[SUN_X + 1] - math.sin(yaw) * air[SUN_X])
     sun_z = np.float32(air[SUN_Z])
+    step = rays.shape[0] // height
+    middle = step // 2
+    for row in range(height):
+        for column in range(width):
+            if level[row, column] != NO_GROUND or elevation[row, column] > 1.5:
+                continue
+            y, x = row * step + middle, column * step + middle
+            towards = max(rays[y, x, 0] * sun_x + rays[y, x, 1] * sun_y + rays[y, x, 2] * sun_z, np.float32(0.0))
+            wide = towards * towards
+            wide = wide * wide
+            tight = wide * wide
+            tight = tight * tight
+            tight = tight * tight
+            tight = tight * tight
+            add = glow * (np.float32(52.0) * wide + np.float32(150.0) * tight * tight)
+            out[row, column, 0] = np.uint8(min(np.float32(out[row, column, 0]) + add, most))
+            out[row, column, 1] = np.uint8(min(np.float32(out[row, column, 1]) + add * np.float32(0.8), most))
+            out[row, column, 2] = np.uint8(min(np.float32(out[row, column, 2]) + add * np.float32(0.5), most))
+
+
+@picture_kernel
+def paint_ground(out, ground, level, taps, reach, clear_by_pixel, tiles, index, levels, origin, palette,
+                 surface_grain, air, x, y, yaw):  # fmt: skip
+    """The ground of one picture [h,w,3]; x, y, yaw of the rig in the local frame."""
+    height = level.shape[0]
+    cos, sin = np.float32(math.cos(yaw)), np.float32(math.sin(yaw))
+    ox, oy = np.float32(x - origin[0]), np.float32(y - origin[1])
+    fog_r, fog_g, fog_b = np.float32(air[FOG]), np.float32(air[FOG + 1]), np.float32(air[FOG + 2])
     texels = np.empty(LEVELS, np.float32)
     for k in range(LEVELS):
         texels[k] = 1.0 / (origin[2] * (1 << k))
-    step = rays_sun.shape[0] // height
-    middle = step // 2
     zero, half, two, sixteen = np.float32(0.0), np.float32(0.5), np.float32(2.0), np.float32(16.0)
-    most = np.float32(255.0)
     starts, columns = levels[:, 0].copy(), levels[:, 2].copy()
     span_x, span_y = np.empty(LEVELS, np.float32), np.empty(LEVELS, np.float32)
     for k in range(LEVELS):
@@ -78,27 +102,9 @@ def paint_ground(out, ground, level, taps, distance, elevation, rays_sun, tiles,
         shares[k] = 1.0 / (256.0 * max(k, 1))
     beyond = palette[GRASS] << 8
     for row in range(height):
-        for column in range(width):
+        for column in range(reach[row, 0], reach[row, 1]):
             k = level[row, column]
             if k == NO_GROUND:
-                rise = elevation[row, column]
-                if rise > 1.5:
-                    out[row, column, 0] = out[row, column, 1] = out[row, column, 2] = 0
-                    continue
-                at = min(max(int(rise * np.float32(255.0)), 0), 255)
-                r, g, b = np.float32(sky[at, 0]), np.float32(sky[at, 1]), np.float32(sky[at, 2])
-                if glow > 0.0:
-                    ray = rays_sun[row * step + middle, column * step + middle]
-                    towards = max(ray[0] * sun_x + ray[1] * sun_y + ray[2] * sun_z, np.float32(0.0))
-                    wide = towards * towards
-                    wide = wide * wide
-                    tight = wide * wide
-                    tight = tight * tight
-                    tight = tight * tight
-                    tight = tight * tight
-                    add = glow * (np.float32(52.0) * wide + np.float32(150.0) * tight * tight)
-                    r, g, b = min(r + add, most), min(g + add * np.float32(0.8), most), min(b + add * half, most)
-                out[row, column, 0], out[row, column, 1], out[row, column, 2] = np.uint8(r), np.uint8(g), np.uint8(b)
                 continue
             gx, gy = ground[row, column, 0], ground[row, column, 1]
             scale = texels[k]
@@ -139,7 +145,7 @@ def paint_ground(out, ground, level, taps, distance, elevation, rays_sun, tiles,
                 nx, ny = int((px - sx) * two), int((py - sy) * two)
                 n = surface_grain[np.uintp(GRAIN_OFFSETS[k] + (ny & size) * (size + 1) + (nx & size))]
                 norm *= np.float32(1.0) + np.float32(n) * np.float32(1.0 / 256.0)
-            clear = clear_air(distance[row, column], density)
+            clear = clear_by_pixel[row, column]
             norm *= clear
             rest = np.float32(1.0) - clear
             r = np.float32(total & 0xFFFFF) * norm + fog_r * rest
@@ -229,13 +235,41 @@ def paint_shadows(out, ground, level, rotation, projection, numbers, radius, aff
                     out[row, column, k] = np.uint8(np.float32(out[row, column, k]) * keep)
 
 
+@inlined
+def seen_colour(quads, i, t, dx, dy, dz, tiles, sample_rad, fog, density):
+    """r, g, b 0..255 of a quad through the air; `fog` is a triple."""
+    most, one = np.float32(255.0), np.float32(1.0)
+    r, g, b = colour(quads, i, t, dx, dy, dz, tiles, sample_rad)
+    clear = clear_air(t, density)
+    rest = one - clear
+    return (
+        min(r, most) * clear + fog[0] * rest,
+        min(g, most) * clear + fog[1] * rest,
+        min(b, most) * clear + fog[2] * rest,
+    )
+
+
 @picture_kernel
 def mix(out, quads, rays, depth, seen, samples, tiles, pixel_rad, air):
     """Lay what the samples see over ground and sky."""
     height, width, _ = out.shape
-    fog_r, fog_g, fog_b = np.float32(air[FOG]), np.float32(air[FOG + 1]), np.float32(air[FOG + 2])
-    density, most = np.float32(air[DENSITY]), np.float32(255.0)
+    fog = (np.float32(air[FOG]), np.float32(air[FOG + 1]), np.float32(air[FOG + 2]))
+    density = np.float32(air[DENSITY])
+    if samples == 1:
+        for row in range(height):
+            for column in range(width):
+                q = seen[row, column]
+                if q >= 0:
+                    r, g, b = seen_colour(quads, q, depth[row, column], rays[row, column, 0], rays[row, column, 1],
+                                          rays[row, column, 2], tiles, pixel_rad, fog, density)  # fmt: skip
+                    out[row, column, 0], out[row, column, 1], out[row, column, 2] = (
+                        np.uint8(r),
+                        np.uint8(g),
+                        np.uint8(b),
+                    )
+        return
     share, coarse = np.float32(1.0 / (samples * samples)), pixel_rad * np.float32(samples)
+    middle = samples >> 1
     for row in range(height):
         for column in range(width):
             y, x = row * samples, column * samples
@@ -248,45 +282,31 @@ def mix(out, quads, rays, depth, seen, samples, tiles, pixel_rad, air):
                     none = none and q < 0
             if none:
                 continue
-            if same:
-                # One sample stands for all, its texture as coarse as the pixel.
-                j = samples >> 1
-                t = depth[y + j, x + j]
-                red, green, blue = colour(
-                    quads, first, t, rays[y + j, x + j, 0], rays[y + j, x + j, 1], rays[y + j, x + j, 2], tiles, coarse
-                )
-                clear = clear_air(t, density)
-                rest = np.float32(1.0) - clear
-                out[row, column, 0] = np.uint8(min(red, most) * clear + fog_r * rest)
-                out[row, column, 1] = np.uint8(min(green, most) * clear + fog_g * rest)
-                out[row, column, 2] = np.uint8(min(blue, most) * clear + fog_b * rest)
-                continue
+            # Where all see the same quad one sample stands for them, its texture as coarse as the pixel.
+            begin, end = (middle, middle + 1) if same else (0, samples)
             hits = 0
             r = g = b = np.float32(0.0)
-            for j in range(samples):
-                for i in range(samples):
+            for j in range(begin, end):
+                for i in range(begin, end):
                     q = seen[y + j, x + i]
-                    if q < 0:
-                        continue
-                    t = depth[y + j, x + i]
-                    red, green, blue = colour(
-                        quads, q, t, rays[y + j, x + i, 0], rays[y + j, x + i, 1], rays[y + j, x + i, 2], tiles, coarse
-                    )
-                    clear = clear_air(t, density)
-                    rest = np.float32(1.0) - clear
-                    r += min(red, most) * clear + fog_r * rest
-                    g += min(green, most) * clear + fog_g * rest
-                    b += min(blue, most) * clear + fog_b * rest
-                    hits += 1
-            back = np.float32(samples * samples - hits)
-            out[row, column, 0] = np.uint8((r + back * np.float32(out[row, column, 0])) * share)
-            out[row, column, 1] = np.uint8((g + back * np.float32(out[row, column, 1])) * share)
-            out[row, column, 2] = np.uint8((b + back * np.float32(out[row, column, 2])) * share)
+                    if q >= 0:
+                        one_r, one_g, one_b = seen_colour(
+                            quads, q, depth[y + j, x + i], rays[y + j, x + i, 0], rays[y + j, x + i, 1],
+                            rays[y + j, x + i, 2], tiles, coarse, fog, density)  # fmt: skip
+                        r += one_r
+                        g += one_g
+                        b += one_b
+                        hits += 1
+            part = np.float32(1.0) if same else share
+            back = np.float32(0 if same else samples * samples - hits)
+            out[row, column, 0] = np.uint8((r + back * np.float32(out[row, column, 0])) * part)
+            out[row, column, 1] = np.uint8((g + back * np.float32(out[row, column, 1])) * part)
+            out[row, column, 2] = np.uint8((b + back * np.float32(out[row, column, 2])) * part)
 
 
 @picture_kernel
-def render(out, places, poses, times_s, actors, present, sizes, kinds, looks, table, ground, walls, trees, heads, green,
-           cycle, yellow, air, scratch, tiles, surface_grain):  # fmt: skip
+def render(out, backdrop, clear, places, poses, times_s, actors, present, sizes, kinds, looks, table, ground, walls,
+           trees, heads, green, cycle, yellow, air, scratch, tiles, surface_grain):  # fmt: skip
     """Pictures of one scene by one camera: job j goes to out[places[j]]; returns the quads drawn in all."""
     depth, seen, quads, points, corner, kept, left, right = scratch
     samples = table.projection[1]
@@ -295,9 +315,10 @@ def render(out, places, poses, times_s, actors, present, sizes, kinds, looks, ta
     ground_tiles, pixel_rad = ground.tiles.reshape(-1), np.float32(table.pixel_rad)
     for j in range(len(places)):
         picture, pose = out[places[j]], poses[j]
-        paint_ground(picture, table.ground, table.level, table.taps, table.distance, table.elevation, table.rays,
-                     ground_tiles, ground.cells, ground.levels, ground.origin, air.palette, air.sky, surface_grain,
-                     air.numbers, pose[0], pose[1], pose[2])  # fmt: skip
+        paint_sky(picture, backdrop, table.level, table.elevation, table.rays, air.numbers, pose[2])
+        paint_ground(picture, table.ground, table.level, table.taps, table.reach, clear, ground_tiles, ground.cells,
+                     ground.levels, ground.origin, air.palette, surface_grain, air.numbers,
+                     pose[0], pose[1], pose[2])  # fmt: skip
         paint_shadows(picture, table.ground, table.level, table.rotation, table.projection, table.numbers, table.radius,
                       table.affine, table.cone, pixel_rad, table.centre, pose, actors[j], present[j], sizes,
                       air.numbers, points, corner, kept, left, right)  # fmt: skip

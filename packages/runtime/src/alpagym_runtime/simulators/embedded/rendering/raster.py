@@ -64,16 +64,18 @@ def project(x, y, z, projection, numbers, radius, affine):
         return u * scale, v * scale
     a, b = x / z, y / z
     if projection[0] == BENT:
+        # Beyond its limit the distortion would fold back; there it goes on straight, outwards.
+        r = math.sqrt(a * a + b * b)
+        beyond = max(r - affine[0], 0.0) / max(r, 1e-12)
+        out_a, out_b = a * beyond, b * beyond
+        a, b = a - out_a, b - out_b
         q = a * a + b * b
-        # Beyond 76 degrees the model has no rays; the bound stays finite.
-        if q > 16.0:
-            shrink = 4.0 / math.sqrt(q)
-            a, b, q = a * shrink, b * shrink, 16.0
-        k = numbers[4:16]
-        factor = (1.0 + q * (k[0] + q * (k[1] + q * k[2]))) / (1.0 + q * (k[3] + q * (k[4] + q * k[5])))
-        bent_a = a * factor + 2.0 * k[6] * a * b + k[7] * (q + 2.0 * a * a) + q * (k[8] + k[9] * q)
-        bent_b = b * factor + k[6] * (q + 2.0 * b * b) + 2.0 * k[7] * a * b + q * (k[10] + k[11] * q)
-        a, b = bent_a, bent_b
+        above = 1.0 + q * (numbers[4] + q * (numbers[5] + q * numbers[6]))
+        factor = above / (1.0 + q * (numbers[7] + q * (numbers[8] + q * numbers[9])))
+        p1, p2 = numbers[10], numbers[11]
+        bent_a = a * factor + 2.0 * p1 * a * b + p2 * (q + 2.0 * a * a) + q * (numbers[12] + numbers[13] * q)
+        bent_b = b * factor + p1 * (q + 2.0 * b * b) + 2.0 * p2 * a * b + q * (numbers[14] + numbers[15] * q)
+        a, b = bent_a + out_a, bent_b + out_b
     return (numbers[0] * a + numbers[2]) * scale, (numbers[1] * b + numbers[3]) * scale
 
 
@@ -87,37 +89,39 @@ def outline(q, rotation, projection, numbers, radius, affine, cone, pixel_rad, p
         z = q[P + 2] + right * q[E + 2] + down * q[F + 2]
         for j in range(3):
             corner[k, j] = rotation[j, 0] * x + rotation[j, 1] * y + rotation[j, 2] * z
+    # Scalars only: a view of an array counts a reference, which costs more than the arithmetic.
     m = 0
     narrow = cone[0] > 0.1 or projection[0] != ANGULAR
     for k in range(4):
-        a, b = corner[k], corner[(k + 1) & 3]
-        if a[2] > NEAR_M:
-            kept[m, 0], kept[m, 1], kept[m, 2] = a[0], a[1], a[2]
+        j = (k + 1) & 3
+        az, bz = corner[k, 2], corner[j, 2]
+        if az > NEAR_M:
+            kept[m, 0], kept[m, 1], kept[m, 2] = corner[k, 0], corner[k, 1], az
             m += 1
         elif not narrow:
             return -1
-        if narrow and (a[2] > NEAR_M) != (b[2] > NEAR_M):
-            t = (NEAR_M - a[2]) / (b[2] - a[2])
-            for j in range(3):
-                kept[m, j] = a[j] + t * (b[j] - a[j])
+        if narrow and (az > NEAR_M) != (bz > NEAR_M):
+            t = (NEAR_M - az) / (bz - az)
+            for c in range(3):
+                kept[m, c] = corner[k, c] + t * (corner[j, c] - corner[k, c])
             m += 1
     if m < 3:
         return 0
     n = 0
     for k in range(m):
-        a, b = kept[k], kept[(k + 1) % m]
+        j = k + 1 if k + 1 < m else 0
+        ax, ay, az = kept[k, 0], kept[k, 1], kept[k, 2]
+        dx, dy, dz = kept[j, 0] - ax, kept[j, 1] - ay, kept[j, 2] - az
         splits = 1
         if projection[0] != FLAT:
-            dx, dy, dz = b[0] - a[0], b[1] - a[1], b[2] - a[2]
             square = dx * dx + dy * dy + dz * dz + 1e-12
-            t = min(max(-(a[0] * dx + a[1] * dy + a[2] * dz) / square, 0.0), 1.0)
-            nearest = math.sqrt((a[0] + t * dx) ** 2 + (a[1] + t * dy) ** 2 + (a[2] + t * dz) ** 2) + 1e-6
+            t = min(max(-(ax * dx + ay * dy + az * dz) / square, 0.0), 1.0)
+            nearest = math.sqrt((ax + t * dx) ** 2 + (ay + t * dy) ** 2 + (az + t * dz) ** 2) + 1e-6
             # The chord of a bent edge stays within half a sample of it.
             splits = int(min(math.sqrt(square) / nearest / (2.0 * math.sqrt(pixel_rad)) + 1.0, float(SPLITS)))
         for s in range(splits):
             t = s / splits
-            u, v = project(a[0] + t * (b[0] - a[0]), a[1] + t * (b[1] - a[1]), a[2] + t * (b[2] - a[2]),
-                           projection, numbers, radius, affine)  # fmt: skip
+            u, v = project(ax + t * dx, ay + t * dy, az + t * dz, projection, numbers, radius, affine)
             points[n, 0], points[n, 1] = u, v
             n += 1
     return n
@@ -180,7 +184,13 @@ def draw(quads, count, rays, rotation, projection, numbers, radius, affine, cone
     depth[:] = FAR
     seen[:] = -1
     margin = 0.75 if projection[0] == FLAT else 1.5
+    zero, one, edge = np.float32(0.0), np.float32(1.0), np.float32(-1e-12)
+    # From near to far, so that most of what is hidden is dropped early.
+    away = np.empty(count)
     for i in range(count):
+        across, down = quads[i, E] + quads[i, F], quads[i, E + 1] + quads[i, F + 1]
+        away[i] = (quads[i, P] + 0.5 * across) ** 2 + (quads[i, P + 1] + 0.5 * down) ** 2
+    for i in np.argsort(away):
         q = quads[i]
         m = outline(q, rotation, projection, numbers, radius, affine, cone, pixel_rad, points, corner, kept)
         if m == 0:
@@ -202,17 +212,18 @@ def draw(quads, count, rays, rotation, projection, numbers, radius, affine, cone
             for x in range(left[y], right[y] + 1):
                 dx, dy, dz = rays[y, x, 0], rays[y, x, 1], rays[y, x, 2]
                 towards = nx * dx + ny * dy + nz * dz
-                if towards >= -1e-12:
+                if towards >= edge:
+                    continue
+                # Both are negative: farther than what is seen already, without a division.
+                if distance <= depth[y, x] * towards:
                     continue
                 t = distance / towards
-                if t >= depth[y, x]:
-                    continue
                 v = t * (dx * fx + dy * fy + dz * fz) - base_v
-                if v < 0.0 or v > 1.0:
+                if v < zero or v > one:
                     continue
                 u = t * (dx * ex + dy * ey + dz * ez) - base_u
-                rest = np.float32(1.0) - v
-                a, b = low * rest, np.float32(1.0) - high * rest
+                rest = one - v
+                a, b = low * rest, one - high * rest
                 if u < a or u > b:
                     continue
                 if open_ and tiles[texture, texel(quads, i, u, v, t, pixel_rad), 3] == NOTHING:

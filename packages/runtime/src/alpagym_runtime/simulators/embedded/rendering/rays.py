@@ -43,14 +43,15 @@ class Table(NamedTuple):
     ground: F32  # [h,w,4] where a pixel's ray meets the ground, m from the rig, and its step along the longer axis
     level: NDArray[np.uint8]  # [h,w] level of the ground's texture, NO_GROUND for the sky
     taps: NDArray[np.uint8]  # [h,w] samples along the longer axis: 1, 2, 4, 8
+    reach: NDArray[np.int64]  # [h,2] columns between which a row may show ground
     distance: F32  # [h,w] m along the ray to the ground, 0 for the sky
     elevation: F32  # [h,w] sine of a pixel's ray above the horizon; 2 where there is no ray
     rotation: F64  # [3,3] rows: optical axes in rig axes
     centre: F64  # [3] m, optical centre in the rig frame
     projection: NDArray[np.int64]  # [2] kind, samples a pixel and direction
     numbers: F64  # [16] focal x, y, principal x, y of the picture; then OpenCV's k1..k6, p1, p2, s1..s4
-    radius: F64  # [1025] radius by angle in steps of `numbers[0]`..: see `_radius_table`
-    affine: F64  # [6] picture = A · (radius · direction) + b
+    radius: F64  # [1025] ANGULAR: radius by angle, 0 to pi
+    affine: F64  # [6] ANGULAR: picture = A · (radius · direction) + b; BENT: largest undistorted radius, five unused
     cone: F64  # [2] cosine and sine of the widest angle to the axis
     pixel_rad: float  # angle of a sample near the axis
 
@@ -150,6 +151,9 @@ def build_table(camera: MountedCamera, height: int, width: int, samples: int, te
     distance = np.linalg.norm(
         np.concatenate([place - centre[:2], np.broadcast_to(-centre[2:], place[..., :1].shape)], -1), axis=-1
     )
+    some = np.asarray(down.any(axis=1))
+    first, last = down.argmax(axis=1), width - down[:, ::-1].argmax(axis=1)
+    reach = np.where(some[:, None], np.stack([first, last], axis=1), 0)
     ground = np.where(down[..., None], np.concatenate([place, longer], axis=-1), 0.0)
     seen = direction[known] @ _to_rig(camera, np.array([0.0, 0.0, 1.0]))
     widest = float(np.arccos(np.clip(seen.min(), -1.0, 1.0))) + 0.02
@@ -161,6 +165,7 @@ def build_table(camera: MountedCamera, height: int, width: int, samples: int, te
         ground=ground.astype(np.float32),
         level=np.where(down, level, NO_GROUND).astype(np.uint8),
         taps=np.where(down, taps, 1).astype(np.uint8),
+        reach=reach.astype(np.int64),
         distance=np.where(down, distance, 0.0).astype(np.float32),
         elevation=np.where(known, direction[..., 2], 2.0).astype(np.float32),
         rotation=np.stack([_to_rig(camera, axis) for axis in np.eye(3)]),
@@ -194,13 +199,14 @@ def _projection(model: CameraModel) -> tuple[F64, F64, F64, int]:
             return numbers, radius, affine, FLAT
         k, p, s = ([*part, *[0.0] * 6] for part in (model.radial, model.tangential, model.thin_prism))
         numbers[4:16] = [*k[:6], *p[:2], *s[:4]]
+        affine[0] = model.limit
         return numbers, radius, affine, BENT
     assert isinstance(model, (Ftheta, OpenCVFisheye))
     # Beyond the limit the radius goes on straight: only a bound of where a surface may be is needed there.
     limit = model.max_angle_rad
     angles = np.linspace(0.0, np.pi, RADIUS_STEPS + 1)
     points = np.stack([np.sin(angles), np.zeros_like(angles), np.cos(angles)], axis=-1)
-    plain = resized(model, model.height, model.width)
+    plain: CameraModel
     if isinstance(model, Ftheta):
         plain = Ftheta(
             model.width, model.height, 0.0, 0.0, max_angle_rad=limit, angle_to_radius=model.angle_to_radius,

@@ -22,10 +22,11 @@ from alpagym_runtime.simulators.embedded.rendering.quads import COLUMNS, MOST
 from alpagym_runtime.simulators.embedded.rendering.raster import CORNERS, FAR
 from alpagym_runtime.simulators.embedded.rendering.rays import Table, build_table
 from alpagym_runtime.simulators.embedded.rendering.scenery import Scenery
-from alpagym_runtime.simulators.embedded.rendering.weather import APPEARANCE
+from alpagym_runtime.simulators.embedded.rendering.weather import APPEARANCE, DENSITY, Air
 from alpagym_runtime.simulators.embedded.scene import Scene
 
-SMALL_PIXELS = 100 * 180
+SMALL_PIXELS, TINY_PIXELS = 100 * 180, 64 * 128
+"""Up to so many the ground is coarse; and an object takes four samples a pixel."""
 FINE_TEXEL_M, COARSE_TEXEL_M = 0.05, 0.1
 
 PAINTS = np.array(
@@ -78,9 +79,21 @@ class Eye:
     def __init__(self, camera: MountedCamera, height: int, width: int, antialias: int = 0) -> None:
         small = height * width <= SMALL_PIXELS
         self.camera, self.height, self.width = camera, height, width
-        self.samples = antialias or (2 if small else 1)
+        self.samples = antialias or (2 if height * width <= TINY_PIXELS else 1)
         self.texel_m = COARSE_TEXEL_M if small else FINE_TEXEL_M
         self.table: Table = build_table(camera, height, width, self.samples, self.texel_m, 4 if small else 1)
+        self._air: dict[str, tuple[NDArray[np.uint8], NDArray[np.float32]]] = {}
+
+    def air(self, weather: str, air: Air) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """A weather's sky [h,w,3] (black without a ray), and the share of the ground's light that arrives [h,w]."""
+        if weather not in self._air:
+            rise = self.table.elevation
+            sky = air.sky[np.clip(rise * 255.0, 0.0, 255.0).astype(np.int64)]
+            sky[rise > 1.5] = 0
+            haze = self.table.distance.astype(np.float64) * air.numbers[DENSITY]
+            # As `paint.clear_air` has it.
+            self._air[weather] = sky, (1.0 / (1.0 + haze + 0.5 * haze * haze)).astype(np.float32)
+        return self._air[weather]
 
 
 class Renderer:
@@ -125,9 +138,10 @@ class Renderer:
 
     def _draw(self, eye: Eye, scene: Scene, scenery: Scenery, jobs: Jobs, out: NDArray[np.uint8]) -> int:
         who, signals = self._who(scene, jobs)
+        sky, clear = eye.air(scenery.weather, scenery.air)
         return int(
             render(
-                out, jobs.places, jobs.poses, jobs.times_s, jobs.actors, jobs.present, *who, eye.table,
+                out, sky, clear, jobs.places, jobs.poses, jobs.times_s, jobs.actors, jobs.present, *who, eye.table,
                 scenery.ground, scenery.walls, scenery.trees, scenery.heads, *signals, scenery.air, self._scratch(eye),
                 textures.textures(), grain(),
             )

@@ -9,7 +9,6 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,6 +70,7 @@ class Scenery:
     trees: F64  # [T,7]
     heads: F64  # [H,5]
     air: Air
+    weather: str
 
     @property
     def nbytes(self) -> int:
@@ -82,9 +82,9 @@ def make_scenery(scene: Scene, texel_m: float, weather: str) -> Scenery:
     """The scenery of a scene; the same arrays in every process of one build."""
     patches = list(_patches(scene))
     walls, trees, heads = _standing(scene)
-    return Scenery(
-        draw_ground(patches, _way(scene), texel_m), walls, trees, heads, air_of(look_of(scene.scene_id, weather))
-    )
+    look = look_of(scene.scene_id, weather)
+    ground = draw_ground(patches, _way(scene), texel_m)
+    return Scenery(ground, walls, trees, heads, air_of(look), look.kind)
 
 
 class SceneryStore:
@@ -150,7 +150,7 @@ def _patches(scene: Scene) -> Iterator[Patch]:
         # Seams between neighbouring outlines would shine through.
         yield Patch(ASPHALT, strip(_closed(outline), 0.06))
     markings = scene.markings if lane_map is None else lane_map.markings
-    if not markings:
+    if not any(marking.kind in ("edge", "yellow") for marking in markings) and (lane_map is None or not markings):
         yield from _edge_lines(surface)
     for polygon in lane_map.crosswalks if lane_map is not None else ():
         for bar in zebra_bars(polygon):
@@ -277,11 +277,3 @@ def _box(
         ])
         for k in range(4)
     ]  # fmt: skip
-
-
-def forget_all() -> None:
-    """Drop every scenery that is kept; for tests of memory."""
-    with suppress(KeyError):
-        while True:
-            STORE._kept.popitem()
-    STORE._bytes = 0

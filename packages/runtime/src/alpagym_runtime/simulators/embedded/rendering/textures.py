@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 NAMES = (
     "plain", "facade", "facade_wide", "facade_tall", "shop", "car_side", "car_front", "car_rear", "glass", "glass_side",
     "bus_side", "bus_front", "truck_side", "bike", "head", "lamp_red", "lamp_yellow", "lamp_green", "tree", "tree_wide",
-    "tree_fir", "stripes", "roof", "wheel_side",
+    "tree_fir", "stripes", "truck_rear", "wheel_side",
 )  # fmt: skip
 """What there is; `index` gives the number."""
 
@@ -144,13 +144,19 @@ def _large() -> dict[str, NDArray[np.uint8]]:
         _own(tile, slice(54, 58), slice(0, 64), (46, 46, 48))
         tile[58:, :] = 0
         _wheels(tile, (11, 48, 56), 5)
+    rear = _blank()
+    for x in (31, 32):
+        rear[2:52, x, :3] = 150
+    for columns in (slice(2, 14), slice(50, 62)):
+        _own(rear, slice(49, 54), columns, (150, 22, 20), TAIL)
+    _own(rear, slice(55, 64), slice(0, 64), (40, 40, 42))
     _own(bus_front, slice(6, 34), slice(4, 60), (46, 58, 72))
     _own(bus_front, slice(46, 54), slice(4, 14), (238, 236, 220), HEADLIGHT)
     _own(bus_front, slice(46, 54), slice(50, 60), (238, 236, 220), HEADLIGHT)
     _own(bus_front, slice(57, 64), slice(0, 64), (40, 40, 42))
     wheel[40:, :] = 0
     _wheels(wheel, (14, 50), 12)
-    return {"bus_side": bus, "bus_front": bus_front, "truck_side": truck, "wheel_side": wheel}
+    return {"bus_side": bus, "bus_front": bus_front, "truck_side": truck, "truck_rear": rear, "wheel_side": wheel}
 
 
 def _small() -> dict[str, NDArray[np.uint8]]:
@@ -183,7 +189,6 @@ def textures() -> NDArray[np.uint8]:
     shop[4:11, :] = (150, 72, 58, OWN)
     tiles = {
         "plain": _blank(),
-        "roof": _blank(),
         "facade": _facade(rng, (14, 50), (14, 48)),
         "facade_wide": _facade(rng, (5, 59), (18, 46)),
         "facade_tall": _facade(rng, (20, 44), (8, 56)),
