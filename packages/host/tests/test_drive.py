@@ -9,13 +9,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import grpc
 import pytest
 from carla_driver_interface.testing import FakeCamera, FakeLoop
+from typer.testing import CliRunner
 
+from alpagym_host.cli import app
 from alpagym_host.compose import compose
 from alpagym_host.launch import drive
 from alpagym_plugins import ConfigError
 from alpagym_runtime.simulators.alpasim.config import AlpasimConfig
+from alpagym_runtime.simulators.alpasim.wire import runtime_pb2
 from alpagym_runtime.testing.fake_alpasim import FakeAlpaSim
 
 
@@ -113,3 +117,44 @@ def test_runs_drive_in_alpasim(tmp_path, arguments):
     summary = next(tmp_path.glob("*/summary.json"))
     final = json.loads(summary.read_text())["evaluations"]["final"]
     assert 0.9 < final["driving_score"]["mean"] <= 1.0
+
+
+def test_the_world_is_served_to_drivers_until_a_signal(tmp_path):
+    command = [sys.executable, "-m", "alpagym_host.cli", "serve", "--port", "0", "--slots", "2"]
+    server = subprocess.Popen(command, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    driver = start("--policy", "constant_speed", "--port", "0", cwd=tmp_path)
+    try:
+        assert "compiling" in server.stdout.readline()
+        said = server.stdout.readline()
+        assert said.startswith("256 scenes at 127.0.0.1:")
+        port = int(said.partition("127.0.0.1:")[2].partition(",")[0])
+        drives = int(driver.stdout.readline().rpartition(":")[2])
+        request = runtime_pb2.SimulationRequest(n_concurrent_per_driver=2)
+        request.available_drivers.add(ip="127.0.0.1", port=drives)
+        request.rollout_specs.add(scenario_id="procedural-test-000000", nr_rollouts=2)
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            data = channel.unary_unary("/RuntimeService/simulate")(request.SerializeToString(), timeout=60)
+        answers = runtime_pb2.SimulationReturn.FromString(data).rollout_returns
+        assert [answer.success for answer in answers] == [True, True]
+    finally:
+        for process in (server, driver):
+            process.send_signal(signal.SIGTERM)
+        told = server.communicate(timeout=60)[0]
+        driver.communicate(timeout=60)
+    assert server.returncode == 0
+    assert "2 rollouts, 0 failed" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--force-gt-ms", "1700"], "multiple of simulator.control_period_us"),
+        (["--steps", "8"], "exceed the 8 steps"),
+        (["--driver", "nowhere"], "HOST:PORT"),
+        (["simulator=alpasim", "simulator.address=localhost:1"], "embedded world only"),
+    ],
+)
+def test_wrong_requests_to_serve_are_named_before_anything_starts(arguments, text):
+    result = CliRunner().invoke(app, ["serve", *arguments])
+    assert isinstance(result.exception, ConfigError)
+    assert text in str(result.exception)
