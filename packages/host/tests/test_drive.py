@@ -151,6 +151,7 @@ def test_the_world_is_served_to_drivers_until_a_signal(tmp_path):
         (["--force-gt-ms", "1700"], "multiple of simulator.control_period_us"),
         (["--steps", "8"], "exceed the 8 steps"),
         (["--driver", "nowhere"], "HOST:PORT"),
+        (["simulator.planner_delay_us=200000"], "--ask-in-warm-up"),
         (["simulator=alpasim", "simulator.address=localhost:1"], "embedded world only"),
     ],
 )
@@ -158,3 +159,42 @@ def test_wrong_requests_to_serve_are_named_before_anything_starts(arguments, tex
     result = CliRunner().invoke(app, ["serve", *arguments])
     assert isinstance(result.exception, ConfigError)
     assert text in str(result.exception)
+
+
+def test_logs_of_served_rollouts_are_printed_converted_and_scored(tmp_path):
+    from alpagym_runtime.simulators.embedded.config import EmbeddedConfig
+    from alpagym_runtime.simulators.embedded.server import ServeOptions, WorldServer, build_world
+    from alpagym_runtime.simulators.embedded.server_asl import AslLog
+    from alpagym_runtime.simulators.embedded.server_rollout import RolloutOptions
+
+    options = RolloutOptions(200_000, 1_600_000, 14)
+    world = build_world(EmbeddedConfig(), compose([]).dataset, 1, options)
+    server = WorldServer(ServeOptions(options), world, lambda *names: AslLog(tmp_path, *names))
+    driver = start("--policy", "constant_speed", "--port", "0", cwd=tmp_path)
+    server.start()
+    try:
+        request = runtime_pb2.SimulationRequest(n_concurrent_per_driver=1)
+        request.available_drivers.add(ip="127.0.0.1", port=int(driver.stdout.readline().rpartition(":")[2]))
+        request.rollout_specs.add(scenario_id="procedural-test-000000", nr_rollouts=1, session_uuids=["one"])
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            data = channel.unary_unary("/RuntimeService/simulate")(request.SerializeToString(), timeout=60)
+    finally:
+        server.stop()
+        driver.send_signal(signal.SIGTERM)
+        driver.communicate(timeout=60)
+    (answer,) = runtime_pb2.SimulationReturn.FromString(data).rollout_returns
+    log = str(tmp_path / "rollouts/procedural-test-000000/one/rollout.asl")
+    run = CliRunner().invoke
+    lines = run(app, ["asl", "print", log]).output.splitlines()
+    assert "rollout_metadata" in lines[0]
+    assert "'procedural-test-000000'" in lines[0]
+    # Six decisions: 14 steps, 8 of them recorded.
+    assert len(run(app, ["asl", "print", log, "--kind", "driver_return"]).output.splitlines()) == 6
+    assert isinstance(run(app, ["asl", "print", log, "--kind", "nothing"]).exception, ConfigError)
+    assert run(app, ["asl", "json", log, str(tmp_path / "log.jsonl")]).exit_code == 0
+    entries = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert len(entries) == len(lines)
+    assert entries[0]["rollout_metadata"]["session_metadata"]["session_uuid"] == "one"
+    assert run(app, ["asl", "frames", log, str(tmp_path / "pictures")]).output.startswith("0 pictures")
+    scored = json.loads(run(app, ["asl", "score", log]).output)
+    assert scored["alpasim/dist_traveled_m"] == pytest.approx(answer.aggregated_metrics["dist_traveled_m"], abs=1e-3)

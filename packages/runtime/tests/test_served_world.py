@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from functools import partial
 
 import grpc
 import numpy as np
@@ -19,13 +21,16 @@ from carla_driver_interface._proto import egodriver_pb2_grpc as ego_grpc
 
 from alpagym_runtime.envs.core import DrivingCore, build_terms
 from alpagym_runtime.envs.presets import reward_section
+from alpagym_runtime.errors import CorruptFileError
 from alpagym_runtime.policies.base import plan_decision
 from alpagym_runtime.rollouts.collector import Collector
 from alpagym_runtime.run_config import DatasetSection
+from alpagym_runtime.simulators.alpasim.asl import describe, kind_of, read_asl, rollout_path, to_dict
 from alpagym_runtime.simulators.alpasim.config import AlpasimConfig
 from alpagym_runtime.simulators.alpasim.wire import common_pb2, runtime_pb2
 from alpagym_runtime.simulators.embedded.config import EmbeddedConfig
 from alpagym_runtime.simulators.embedded.server import ServeOptions, WorldServer, build_world
+from alpagym_runtime.simulators.embedded.server_asl import AslLog, score_again
 from alpagym_runtime.simulators.embedded.server_messages import RolloutError, plan_at_steps, read_plan
 from alpagym_runtime.simulators.embedded.server_rollout import RolloutOptions
 from alpagym_runtime.types import EpisodeRequest, PolicySpec, Sampling
@@ -37,10 +42,11 @@ CODE = grpc.StatusCode
 
 
 @contextmanager
-def served(slots=4, steps=60, retries=2, config=None, **options):
+def served(slots=4, steps=60, retries=2, config=None, folder=None, log=None, **options):
+    log = log or (None if folder is None else partial(AslLog, folder))
     rollout = RolloutOptions(PERIOD, WARMUP, steps, **options)
     world = build_world(config or EmbeddedConfig(), DatasetSection(), slots, rollout)
-    server = WorldServer(ServeOptions(rollout, max_rollout_retries=retries), world)
+    server = WorldServer(ServeOptions(rollout, max_rollout_retries=retries), world, log)
     server.start()
     try:
         yield server
@@ -501,3 +507,73 @@ def test_shut_down_ends_the_server():
     with served() as server:
         call(server, "shut_down", common_pb2.Empty(), common_pb2.Empty)
         assert server.wait(15.0)
+
+
+# ---------------------------------------------------------------- logs
+
+SCENE = SCENES[3]
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("logs")
+    with served(folder=folder) as server, Driver() as driver:
+        (answer,) = simulate(server, driver.port, [SCENE], ids=["logged"])
+        yield folder, answer, server.simulator.scene(SCENE), driver.calls
+
+
+def test_a_served_rollout_is_logged_in_the_order_of_its_calls(logged):
+    folder, answer, _, calls = logged
+    entries = list(read_asl(rollout_path(folder, SCENE, "logged")))
+    kinds = [kind_of(entry) for entry in entries]
+    assert answer.success
+    assert kinds[:2] == ["rollout_metadata", "driver_session_request"]
+    drives = sum(name == "drive" for name, _ in calls)
+    assert kinds.count("driver_request") == kinds.count("driver_return") == drives
+    assert kinds.count("actor_poses") == 8 + drives + 1  # each step, and the end
+    meta = entries[0].rollout_metadata
+    assert meta.force_gt_duration == 1_600_000
+    assert meta.actor_definitions.actor_aabb[0].actor_id == "EGO"
+    assert all(describe(entry) or kind_of(entry) == "driver_request" for entry in entries)
+    for entry in entries:
+        json.dumps(to_dict(entry), allow_nan=False)
+
+
+def test_a_rollout_is_scored_again_from_its_log(logged):
+    folder, answer, scene, _ = logged
+    again = score_again(read_asl(rollout_path(folder, SCENE, "logged")), scene)
+    compared = 0
+    for metric in answer.timestep_metrics:
+        name = f"alpasim/{metric.name}"
+        if name not in again:
+            continue
+        np.testing.assert_array_equal(again[name].valid, metric.valid, err_msg=name)
+        good = again[name].valid
+        # The log holds float32: 1e-4 m at 100 m and more; flags are equal.
+        np.testing.assert_allclose(again[name].value[good], np.array(metric.values)[good], atol=2e-4, err_msg=name)
+        compared += 1
+    assert compared >= 15
+
+
+def test_a_log_of_another_scene_is_refused(logged):
+    folder, _, scene, _ = logged
+    entries = list(read_asl(rollout_path(folder, SCENE, "logged")))
+    entries[0].rollout_metadata.session_metadata.scene_id = "elsewhere"
+    with pytest.raises(CorruptFileError, match="elsewhere"):
+        score_again(entries, scene)
+    with pytest.raises(CorruptFileError, match="rollout_metadata"):
+        score_again(entries[1:], scene)
+
+
+def test_a_full_disk_fails_that_rollout_only(tmp_path):
+    class Full(AslLog):
+        def write(self, kind, message):
+            raise OSError(28, "No space left on device")
+
+    with served(retries=0, log=lambda scene, session: Full(tmp_path, scene, session)) as server, Driver() as driver:
+        (answer,) = simulate(server, driver.port, [SCENE])
+        assert not answer.success
+        assert "No space left" in answer.error
+        assert server.counts.running == 0
+        server._open_log = lambda scene, session: AslLog(tmp_path, scene, session)
+        assert simulate(server, driver.port, [SCENE])[0].success

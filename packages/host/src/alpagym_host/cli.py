@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from alpagym_host import episodes
-from alpagym_host.alpasim_commands import serve_world
+from alpagym_host.alpasim_commands import asl, serve_world
 from alpagym_host.checkpoint_commands import checkpoint
 from alpagym_host.doctor_command import doctor
 from alpagym_host.report_command import report
@@ -33,6 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(scenes, name="scenes")
+app.add_typer(asl, name="asl")
 app.add_typer(checkpoint, name="checkpoint")
 app.add_typer(episodes.app, name="episodes")
 app.command("replay")(episodes.replay)
@@ -42,7 +43,7 @@ app.command("doctor")(doctor)
 
 _COMMANDS = (
     *("train", "evaluate", "rollout", "resume", "drive", "serve", "check"),
-    *("plugins", "doctor", "scenes", "episodes", "replay", "checkpoint", "report"),
+    *("plugins", "doctor", "asl", "scenes", "episodes", "replay", "checkpoint", "report"),
 )
 
 Overrides = Annotated[

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import signal
+from functools import partial
+from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
@@ -26,6 +28,7 @@ def serve(
     steps: int,
     ask_in_warm_up: bool,
     drive_timeout_s: float,
+    log_dir: Path | None,
 ) -> None:
     """Serve until SIGINT, SIGTERM or a client's `shut_down`.
 
@@ -75,7 +78,13 @@ def serve(
         sessions_per_driver=sessions_per_driver,
         identity=identity,
     )
-    server = WorldServer(options, world)
+    open_log = None
+    if log_dir is not None:
+        from alpagym_runtime.simulators.embedded.server_asl import AslLog
+
+        log_dir.mkdir(parents=True, exist_ok=True)
+        open_log = partial(AslLog, log_dir)
+    server = WorldServer(options, world, open_log)
 
     def stop(signum: int, frame: FrameType | None) -> None:
         stopped.append(signum)

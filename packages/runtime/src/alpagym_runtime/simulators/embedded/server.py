@@ -24,6 +24,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from alpagym_runtime.errors import ConfigError
 from alpagym_runtime.policies.base import plan_decision
 from alpagym_runtime.run_config import DatasetSection
 from alpagym_runtime.simulators.alpasim import services
@@ -345,7 +346,18 @@ class WorldServer:
 def build_world(
     config: EmbeddedConfig, dataset: DatasetSection, slots: int, options: RolloutOptions
 ) -> EmbeddedSimulator:
-    """The world that is served: AlpaSim drives on after every event, and reports its own measures."""
+    """The world that is served: AlpaSim drives on after every event, and reports its own measures.
+
+    Raises:
+        ConfigError: planner_delay_us without plans from the warm-up, or what the world itself refuses.
+
+    """
+    if config.planner_delay_us and options.skip_driver_during_force_gt and options.warmup_ticks:
+        raise ConfigError(
+            f"is {config.planner_delay_us}, so the driver must be asked in the warm-up too (--ask-in-warm-up): at the "
+            "handover there is no plan of that age else",
+            key="simulator.planner_delay_us",
+        )
     spec = PolicySpec(
         fields=("ego_dynamics_rig", "route_rig"), history_steps=1, plan_steps=PLAN_STEPS, plan_step_us=PLAN_STEP_US
     )

@@ -24,7 +24,7 @@ from alpagym_runtime.simulators.alpasim import services
 from alpagym_runtime.simulators.alpasim.measures import END_MEASURES, EXACT
 from alpagym_runtime.simulators.alpasim.wire import egodriver_pb2, runtime_pb2, sensorsim_pb2
 from alpagym_runtime.simulators.embedded import server_messages as messages
-from alpagym_runtime.simulators.embedded.scene import STEP_US
+from alpagym_runtime.simulators.embedded.scene import STEP_US, Scene
 from alpagym_runtime.simulators.embedded.server_messages import RolloutError
 from alpagym_runtime.simulators.embedded.server_world import SharedWorld, Tick
 from alpagym_runtime.types import Ended, EpisodeRequest, MeasureSeries
@@ -41,6 +41,16 @@ TIME_AGGREGATION = {"mean": 1, "median": 2, "max": 3, "min": 4, "last": 5}
 class RolloutLog(Protocol):
     """Takes what a rollout says and hears, in the order of the calls."""
 
+    def begin(self, scene: Scene, session_id: str, frame: NDArray[np.float64], options: RolloutOptions) -> None:
+        """The rollout starts; `frame` [3] is where the wire's local frame lies in the scene's."""
+        ...
+
+    def actors(
+        self, time_us: int, ego: NDArray[np.float64], ids: NDArray[np.int64], poses: NDArray[np.float64]
+    ) -> None:
+        """Box centres in the wire's local frame: the ego's [3] and the others' [A,3] with their indices [A]."""
+        ...
+
     def write(self, kind: str, message: bytes) -> None:
         """One message; `kind` names the field of AlpaSim's LogEntry."""
         ...
@@ -52,6 +62,14 @@ class RolloutLog(Protocol):
 
 class NoLog:
     """Keeps nothing."""
+
+    def begin(self, scene: Scene, session_id: str, frame: NDArray[np.float64], options: RolloutOptions) -> None:
+        """See `RolloutLog`."""
+
+    def actors(
+        self, time_us: int, ego: NDArray[np.float64], ids: NDArray[np.int64], poses: NDArray[np.float64]
+    ) -> None:
+        """See `RolloutLog`."""
 
     def write(self, kind: str, message: bytes) -> None:
         """See `RolloutLog`."""
@@ -149,12 +167,15 @@ class Rollout:
         self._tick = await self._world.begin(self._slot, EpisodeRequest(self._scene_id, horizon_ticks=steps))
         if self._tick.failure is not None:
             raise RolloutError(self._tick.failure.text, runtime_pb2.ROLLOUT_ERROR_CODE_INVALID_SCENE)
+        self._centre = np.array([[scene.vehicle.centre_offset_m, 0.0, 0.0]])
+        self._log.begin(scene, self._session_id, self._frame, options)
 
     async def _loop(self) -> Mapping[str, MeasureSeries]:
         """Drive to the end; the measures."""
         options = self._options
         while self._tick.ended == Ended.RUNNING:
             tick = self._tick
+            self._log_actors(tick)
             query_us = tick.time_us + options.control_period_us
             await self._observe(tick)
             plan: NDArray[np.float32] | None = None
@@ -169,8 +190,14 @@ class Rollout:
             self._tick = await self._world.step(self._slot, plan)
         if self._tick.failure is not None:
             raise RolloutError(self._tick.failure.text)
+        self._log_actors(self._tick)
         await asyncio.gather(*self._images(self._tick))
         return self._tick.measures
+
+    def _log_actors(self, tick: Tick) -> None:
+        centre = messages.into_frame(messages.out_of_frame(self._centre, tick.trail[-1]), self._frame)[0]
+        ids, poses = tick.actors
+        self._log.actors(tick.time_us, centre, ids, messages.into_frame(poses, self._frame))
 
     # ------------------------------------------------------------ calls
 

@@ -34,6 +34,7 @@ class Tick:
         trail: [K,3] rig x, y, yaw in the scene's local frame, one a grid step, the last one now.
         dynamics: [7] velocity xyz, acceleration xyz, yaw rate, rig frame.
         route: [R,2] m, rig frame; NaN beyond its end.
+        actors: who is there, by index among the scene's actors [A], and box centres [A,3], local.
         controls: the policy decides; False: the recording drives.
         ended: how, or RUNNING.
         failure: why it cannot go on.
@@ -46,6 +47,7 @@ class Tick:
     trail: NDArray[np.float64]
     dynamics: NDArray[np.float32]
     route: NDArray[np.float32]
+    actors: tuple[NDArray[np.int64], NDArray[np.float64]]
     controls: bool
     ended: Ended
     failure: Failure | None
@@ -80,7 +82,8 @@ class SharedWorld:
     def __init__(self, simulator: EmbeddedSimulator, plan_steps: int, loop: asyncio.AbstractEventLoop) -> None:
         self.simulator = simulator
         self._loop = loop
-        self._standing = np.zeros((plan_steps, 3), np.float32)
+        # Where the recording drives there is no plan, and what is measured of plans must not find one.
+        self._no_plan = np.full((plan_steps, 3), np.nan, np.float32)
         self._asks: queue.SimpleQueue[_Ask | _Load | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="world", daemon=True)
         self._thread.start()
@@ -113,7 +116,7 @@ class SharedWorld:
         self, slot: int, request: EpisodeRequest | None, plan_rig: NDArray[np.float32] | None, stop: bool
     ) -> Tick:
         answer: asyncio.Future[Tick] = self._loop.create_future()
-        self._asks.put(_Ask(slot, request, self._standing if plan_rig is None else plan_rig, stop, answer))
+        self._asks.put(_Ask(slot, request, self._no_plan if plan_rig is None else plan_rig, stop, answer))
         return await answer
 
     # ------------------------------------------------------------ the thread
@@ -168,16 +171,23 @@ class SharedWorld:
         batch = self.simulator.receive(len(asks), 60.0)
         return {int(slot): self._tick(batch, row) for row, slot in enumerate(batch.slots)}
 
+    def _actors(self, slot: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        moment = self.simulator.moment(slot)
+        here = np.flatnonzero(moment.present)
+        return here, moment.actors[here, :3]
+
     def _tick(self, batch: TickBatch, row: int) -> Tick:
         slot, failure = int(batch.slots[row]), batch.failure[row]
         observation: dict[str, NDArray[Any]] = batch.observation
         route = observation["route_rig"][row].copy()
         route[~observation["route_mask"][row]] = np.nan
+        nobody = np.zeros(0, np.int64), np.zeros((0, 3))
         return Tick(
             time_us=int(observation["time_us"][row]),
             trail=np.zeros((0, 3)) if failure is not None else self.simulator.trail(slot),
             dynamics=observation["ego_dynamics_rig"][row],
             route=route,
+            actors=nobody if failure is not None else self._actors(slot),
             controls=bool(batch.controls[row]),
             ended=Ended(int(batch.ended[row])),
             failure=failure,
