@@ -152,6 +152,8 @@ def test_the_world_is_served_to_drivers_until_a_signal(tmp_path):
         (["--steps", "8"], "exceed the 8 steps"),
         (["--driver", "nowhere"], "HOST:PORT"),
         (["simulator.planner_delay_us=200000"], "--ask-in-warm-up"),
+        (["--camera", "front=320"], "NAME=HEIGHTxWIDTH"),
+        (["--camera", "frnt=32x64"], "did you mean 'front'"),
         (["simulator=alpasim", "simulator.address=localhost:1"], "embedded world only"),
     ],
 )

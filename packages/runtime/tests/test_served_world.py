@@ -10,6 +10,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 
 import grpc
@@ -28,8 +29,9 @@ from alpagym_runtime.run_config import DatasetSection
 from alpagym_runtime.simulators.alpasim.asl import describe, kind_of, read_asl, rollout_path, to_dict
 from alpagym_runtime.simulators.alpasim.config import AlpasimConfig
 from alpagym_runtime.simulators.alpasim.wire import common_pb2, runtime_pb2
+from alpagym_runtime.simulators.embedded.camera_config import CamerasConfig
 from alpagym_runtime.simulators.embedded.config import EmbeddedConfig
-from alpagym_runtime.simulators.embedded.server import ServeOptions, WorldServer, build_world
+from alpagym_runtime.simulators.embedded.server import ServeOptions, WorldServer, build_world, declare_cameras
 from alpagym_runtime.simulators.embedded.server_asl import AslLog, score_again
 from alpagym_runtime.simulators.embedded.server_messages import RolloutError, plan_at_steps, read_plan
 from alpagym_runtime.simulators.embedded.server_rollout import RolloutOptions
@@ -42,10 +44,12 @@ CODE = grpc.StatusCode
 
 
 @contextmanager
-def served(slots=4, steps=60, retries=2, config=None, folder=None, log=None, **options):
+def served(slots=4, steps=60, retries=2, config=None, folder=None, log=None, sizes=None, **options):
+    config = config or EmbeddedConfig()
+    options["cameras"] = declare_cameras(config.cameras, sizes or {})
     log = log or (None if folder is None else partial(AslLog, folder))
     rollout = RolloutOptions(PERIOD, WARMUP, steps, **options)
-    world = build_world(config or EmbeddedConfig(), DatasetSection(), slots, rollout)
+    world = build_world(config, DatasetSection(), slots, rollout, sizes)
     server = WorldServer(ServeOptions(rollout, max_rollout_retries=retries), world, log)
     server.start()
     try:
@@ -207,6 +211,65 @@ def test_a_third_partys_policy_server_drives_whole_scenes(world, tmp_path):
         assert list(progress.timestamps_us) == [WARMUP + PERIOD * k for k in range(len(progress.timestamps_us))]
         assert len(progress.values) > 30
         assert answer.aggregated_metrics["dist_traveled_m"] > 5.0
+
+
+SIZES = {"front": (48, 80), "camera_front_wide_120fov": (40, 64)}
+
+
+class Looks(AlongTheRoute):
+    """The same, with pictures."""
+
+    spec = PolicySpec(
+        fields=("ego_history_rig", "ego_dynamics_rig", "route_rig", "camera_rays"), cameras=SIZES, frames=2
+    )
+
+
+@pytest.fixture(scope="module")
+def seen():
+    with served(sizes=SIZES) as server:
+        yield server
+
+
+def test_served_pictures_equal_those_in_the_process(seen):
+    scenes = SCENES[:2]
+    there = AlpasimConfig(
+        address=f"127.0.0.1:{seen.port}", control_period_us=PERIOD, force_gt_duration_us=WARMUP
+    ).build(Looks.spec, DatasetSection(scene_ids=scenes), 2, ())
+    theirs = drive_all(there, scenes, Looks(), horizon=6)
+    spec = replace(Looks.spec, fields=AlongTheRoute.spec.fields)
+    world = EmbeddedConfig(end_on=[], cameras=CamerasConfig(encoding="jpeg95"))
+    blind = AlongTheRoute()
+    blind.spec = spec
+    ours = drive_all(world.build(spec, DatasetSection(), 2, ()), scenes, blind, horizon=6)
+    for a, b in zip(ours, theirs, strict=True):
+        for name, array in a.observation.items():
+            if not name.endswith("_frame_id"):  # the file's hash there, the pixels' here
+                np.testing.assert_array_equal(array[0], b.observation[name][0], err_msg=name)
+        assert b.observation["camera_front_rays_mask"].all()
+        assert b.observation["camera_front"][0].std() > 5.0
+        assert b.receipt.pictures["front"].endswith("JPEG 48x80 by 8/8 to 48x80")
+
+
+def test_pictures_come_with_each_step_and_one_after_the_last(seen):
+    with Driver() as driver:
+        (answer,) = simulate(seen, driver.port, ids=["pictures"])
+        drives, images = driver.requests("drive"), driver.requests("image")
+        declared = driver.requests("start")[0].rollout_spec.vehicle.available_cameras
+    assert answer.success
+    assert [camera.logical_id for camera in declared] == list(SIZES)
+    # Every 0.1 s from the first step on, to the end of the last one.
+    times = [image.camera_image.frame_end_us for image in images if image.camera_image.logical_id == "front"]
+    assert sorted(times) == list(range(0, drives[-1].time_query_us + 1, 100_000))
+    assert images[0].camera_image.image_bytes[:3] == b"\xff\xd8\xff"
+
+
+def test_a_camera_that_is_not_served_is_refused_by_the_driver(world):
+    there = AlpasimConfig(
+        address=f"127.0.0.1:{world.port}", control_period_us=PERIOD, force_gt_duration_us=WARMUP
+    ).build(Looks.spec, DatasetSection(scene_ids=SCENES[:1]), 1, ())
+    (episode,) = drive_all(there, SCENES[:1], Looks())
+    assert episode.failure.kind == "permanent"
+    assert "'front'" in episode.failure.text
 
 
 def free_port():

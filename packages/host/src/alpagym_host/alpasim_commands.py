@@ -39,6 +39,10 @@ def serve_world(
     steps: Annotated[int, typer.Option(help="Most control steps of a rollout, recorded ones included.", min=1)] = 200,
     ask_in_warm_up: Annotated[bool, typer.Option(help="Call `drive` while the recording drives, too.")] = False,
     drive_timeout_s: Annotated[float, typer.Option(help="Longest wait for a driver's answer.", min=0.1)] = 60.0,
+    camera: Annotated[
+        list[str] | None,
+        typer.Option(help="A camera to send, such as front=320x512; may be given again.", metavar="NAME=HxW"),
+    ] = None,
     log_dir: Annotated[
         Path | None, typer.Option(help="Keep each rollout's log here, in AlpaSim's format.", metavar="DIR")
     ] = None,
@@ -62,6 +66,7 @@ def serve_world(
         ask_in_warm_up=ask_in_warm_up,
         drive_timeout_s=drive_timeout_s,
         log_dir=log_dir,
+        cameras=camera or [],
     )
 
 

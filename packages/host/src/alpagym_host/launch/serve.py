@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import signal
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ def serve(
     ask_in_warm_up: bool,
     drive_timeout_s: float,
     log_dir: Path | None,
+    cameras: list[str],
 ) -> None:
     """Serve until SIGINT, SIGTERM or a client's `shut_down`.
 
@@ -37,7 +39,7 @@ def serve(
 
     """
     from alpagym_runtime.simulators.embedded.config import EmbeddedConfig
-    from alpagym_runtime.simulators.embedded.server import ServeOptions, WorldServer, build_world
+    from alpagym_runtime.simulators.embedded.server import ServeOptions, WorldServer, build_world, declare_cameras
     from alpagym_runtime.simulators.embedded.server_rollout import RolloutOptions
 
     simulator = config.simulator.config
@@ -53,6 +55,12 @@ def serve(
             f"must be a multiple of simulator.control_period_us = {period_us}, got {force_gt_ms} ms",
             key="--force-gt-ms",
         )
+    sizes = {}
+    for camera in cameras:
+        found = re.fullmatch(r"([^=]+)=([0-9]{1,5})x([0-9]{1,5})", camera)
+        if found is None:
+            raise ConfigError(f"must be NAME=HEIGHTxWIDTH, such as front=320x512, got {camera!r}", key="--camera")
+        sizes[found[1]] = (int(found[2]), int(found[3]))
     rollout = RolloutOptions(
         period_us,
         force_gt_ms * 1000,
@@ -60,6 +68,7 @@ def serve(
         skip_driver_during_force_gt=not ask_in_warm_up,
         zero_dynamics=simulator.alpasim_quirks,
         drive_timeout_s=drive_timeout_s,
+        cameras=declare_cameras(simulator.cameras, sizes),
     )
     if steps <= rollout.warmup_ticks:
         raise ConfigError(
@@ -67,7 +76,7 @@ def serve(
         )
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     console.print("compiling and loading the first scene", highlight=False)
-    world = build_world(simulator, config.dataset, slots, rollout)
+    world = build_world(simulator, config.dataset, slots, rollout, sizes)
     whole = to_mapping(config)
     identity = json.dumps([whole["simulator"], whole["dataset"]], sort_keys=True)
     options = ServeOptions(

@@ -14,7 +14,7 @@ import logging
 import re
 import threading
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import Any
@@ -28,8 +28,10 @@ from alpagym_runtime.errors import ConfigError
 from alpagym_runtime.policies.base import plan_decision
 from alpagym_runtime.run_config import DatasetSection
 from alpagym_runtime.simulators.alpasim import services
+from alpagym_runtime.simulators.alpasim.calibration import write_camera
 from alpagym_runtime.simulators.alpasim.server import SESSION_ID, is_loopback
-from alpagym_runtime.simulators.alpasim.wire import common_pb2, runtime_pb2
+from alpagym_runtime.simulators.alpasim.wire import common_pb2, runtime_pb2, sensorsim_pb2
+from alpagym_runtime.simulators.embedded.camera_config import STEP_US, CamerasConfig
 from alpagym_runtime.simulators.embedded.config import EmbeddedConfig
 from alpagym_runtime.simulators.embedded.measures_alpasim import NAMES as ALPASIM_MEASURES
 from alpagym_runtime.simulators.embedded.server_messages import RolloutError
@@ -343,10 +345,25 @@ class WorldServer:
         return answer
 
 
+def declare_cameras(
+    config: CamerasConfig, sizes: Mapping[str, tuple[int, int]]
+) -> tuple[sensorsim_pb2.AvailableCamerasReturn.AvailableCamera, ...]:
+    """What sessions declare of cameras, name -> (height, width) px; ConfigError for one that is not mounted."""
+    from alpagym_runtime.simulators.embedded.rendering.rays import mounted
+
+    return tuple(write_camera(mounted(name, config.mount(name), size)) for name, size in sizes.items())
+
+
 def build_world(
-    config: EmbeddedConfig, dataset: DatasetSection, slots: int, options: RolloutOptions
+    config: EmbeddedConfig,
+    dataset: DatasetSection,
+    slots: int,
+    options: RolloutOptions,
+    cameras: Mapping[str, tuple[int, int]] | None = None,
 ) -> EmbeddedSimulator:
     """The world that is served: AlpaSim drives on after every event, and reports its own measures.
+
+    Pictures are JPEGs of quality 95, every 0.1 s or as slowly as a camera is.
 
     Raises:
         ConfigError: planner_delay_us without plans from the warm-up, or what the world itself refuses.
@@ -359,10 +376,24 @@ def build_world(
             key="simulator.planner_delay_us",
         )
     spec = PolicySpec(
-        fields=("ego_dynamics_rig", "route_rig"), history_steps=1, plan_steps=PLAN_STEPS, plan_step_us=PLAN_STEP_US
+        fields=("ego_dynamics_rig", "route_rig"),
+        cameras=cameras or {},
+        # All pictures since the last control step.
+        frames=options.control_period_us // STEP_US if cameras else 1,
+        frame_step_us=STEP_US,
+        history_steps=1,
+        plan_steps=PLAN_STEPS,
+        plan_step_us=PLAN_STEP_US,
     )
     measures = sorted({*config.measures, *ALPASIM_MEASURES})
-    served = replace(config, end_on=[], threads=0, warmup_ticks=options.warmup_ticks, measures=measures)
+    served = replace(
+        config,
+        end_on=[],
+        threads=0,
+        warmup_ticks=options.warmup_ticks,
+        measures=measures,
+        cameras=replace(config.cameras, encoding="jpeg95"),
+    )
     simulator = EmbeddedSimulator(served, spec, dataset, slots)
     _compile(simulator)
     return simulator

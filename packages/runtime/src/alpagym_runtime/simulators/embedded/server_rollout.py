@@ -221,6 +221,7 @@ class Rollout:
     def _images(self, tick: Tick) -> list[asyncio.Task[bytes]]:
         calls = []
         for frame in tick.frames:
+            # Rendered at one instant, so the shutter opens and closes at once.
             data = messages.image(self._session_id, frame.camera, frame.time_us, frame.time_us, frame.data)
             calls.append(self._submit("submit_image_observation", data, "driver_camera_image"))
         return calls
