@@ -9,13 +9,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import grpc
 import pytest
 from carla_driver_interface.testing import FakeCamera, FakeLoop
+from typer.testing import CliRunner
 
+from alpagym_host.cli import app
 from alpagym_host.compose import compose
 from alpagym_host.launch import drive
 from alpagym_plugins import ConfigError
 from alpagym_runtime.simulators.alpasim.config import AlpasimConfig
+from alpagym_runtime.simulators.alpasim.wire import runtime_pb2
 from alpagym_runtime.testing.fake_alpasim import FakeAlpaSim
 
 
@@ -113,3 +117,86 @@ def test_runs_drive_in_alpasim(tmp_path, arguments):
     summary = next(tmp_path.glob("*/summary.json"))
     final = json.loads(summary.read_text())["evaluations"]["final"]
     assert 0.9 < final["driving_score"]["mean"] <= 1.0
+
+
+def test_the_world_is_served_to_drivers_until_a_signal(tmp_path):
+    command = [sys.executable, "-m", "alpagym_host.cli", "serve", "--port", "0", "--slots", "2"]
+    server = subprocess.Popen(command, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    driver = start("--policy", "constant_speed", "--port", "0", cwd=tmp_path)
+    try:
+        assert "compiling" in server.stdout.readline()
+        said = server.stdout.readline()
+        assert said.startswith("256 scenes at 127.0.0.1:")
+        port = int(said.partition("127.0.0.1:")[2].partition(",")[0])
+        drives = int(driver.stdout.readline().rpartition(":")[2])
+        request = runtime_pb2.SimulationRequest(n_concurrent_per_driver=2)
+        request.available_drivers.add(ip="127.0.0.1", port=drives)
+        request.rollout_specs.add(scenario_id="procedural-test-000000", nr_rollouts=2)
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            data = channel.unary_unary("/RuntimeService/simulate")(request.SerializeToString(), timeout=60)
+        answers = runtime_pb2.SimulationReturn.FromString(data).rollout_returns
+        assert [answer.success for answer in answers] == [True, True]
+    finally:
+        for process in (server, driver):
+            process.send_signal(signal.SIGTERM)
+        told = server.communicate(timeout=60)[0]
+        driver.communicate(timeout=60)
+    assert server.returncode == 0
+    assert "2 rollouts, 0 failed" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--force-gt-ms", "1700"], "multiple of simulator.control_period_us"),
+        (["--steps", "8"], "exceed the 8 steps"),
+        (["--driver", "nowhere"], "HOST:PORT"),
+        (["simulator.planner_delay_us=200000"], "--ask-in-warm-up"),
+        (["--camera", "front=320"], "NAME=HEIGHTxWIDTH"),
+        (["--camera", "frnt=32x64"], "did you mean 'front'"),
+        (["simulator=alpasim", "simulator.address=localhost:1"], "embedded world only"),
+    ],
+)
+def test_wrong_requests_to_serve_are_named_before_anything_starts(arguments, text):
+    result = CliRunner().invoke(app, ["serve", *arguments])
+    assert isinstance(result.exception, ConfigError)
+    assert text in str(result.exception)
+
+
+def test_logs_of_served_rollouts_are_printed_converted_and_scored(tmp_path):
+    from alpagym_runtime.simulators.embedded.config import EmbeddedConfig
+    from alpagym_runtime.simulators.embedded.server import ServeOptions, WorldServer, build_world
+    from alpagym_runtime.simulators.embedded.server_asl import AslLog
+    from alpagym_runtime.simulators.embedded.server_rollout import RolloutOptions
+
+    options = RolloutOptions(200_000, 1_600_000, 14)
+    world = build_world(EmbeddedConfig(), compose([]).dataset, 1, options)
+    server = WorldServer(ServeOptions(options), world, lambda *names: AslLog(tmp_path, *names))
+    driver = start("--policy", "constant_speed", "--port", "0", cwd=tmp_path)
+    server.start()
+    try:
+        request = runtime_pb2.SimulationRequest(n_concurrent_per_driver=1)
+        request.available_drivers.add(ip="127.0.0.1", port=int(driver.stdout.readline().rpartition(":")[2]))
+        request.rollout_specs.add(scenario_id="procedural-test-000000", nr_rollouts=1, session_uuids=["one"])
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            data = channel.unary_unary("/RuntimeService/simulate")(request.SerializeToString(), timeout=60)
+    finally:
+        server.stop()
+        driver.send_signal(signal.SIGTERM)
+        driver.communicate(timeout=60)
+    (answer,) = runtime_pb2.SimulationReturn.FromString(data).rollout_returns
+    log = str(tmp_path / "rollouts/procedural-test-000000/one/rollout.asl")
+    run = CliRunner().invoke
+    lines = run(app, ["asl", "print", log]).output.splitlines()
+    assert "rollout_metadata" in lines[0]
+    assert "'procedural-test-000000'" in lines[0]
+    # Six decisions: 14 steps, 8 of them recorded.
+    assert len(run(app, ["asl", "print", log, "--kind", "driver_return"]).output.splitlines()) == 6
+    assert isinstance(run(app, ["asl", "print", log, "--kind", "nothing"]).exception, ConfigError)
+    assert run(app, ["asl", "json", log, str(tmp_path / "log.jsonl")]).exit_code == 0
+    entries = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert len(entries) == len(lines)
+    assert entries[0]["rollout_metadata"]["session_metadata"]["session_uuid"] == "one"
+    assert run(app, ["asl", "frames", log, str(tmp_path / "pictures")]).output.startswith("0 pictures")
+    scored = json.loads(run(app, ["asl", "score", log]).output)
+    assert scored["alpasim/dist_traveled_m"] == pytest.approx(answer.aggregated_metrics["dist_traveled_m"], abs=1e-3)

@@ -19,7 +19,7 @@ from alpagym_runtime.cameras import (
     resized,
 )
 from alpagym_runtime.geometry import Pose
-from alpagym_runtime.simulators.alpasim.calibration import read_camera
+from alpagym_runtime.simulators.alpasim.calibration import read_camera, write_camera
 from alpagym_runtime.simulators.alpasim.wire import sensorsim_pb2
 
 FORWARD = np.array([0.5, -0.5, 0.5, -0.5])  # the optical frame of a camera that looks along the rig's x
@@ -233,3 +233,24 @@ def test_what_cannot_be_read_says_so():
         read_camera(windshield)
     with pytest.raises(ValueError, match="polynomial"):
         read_camera(message(ftheta_param={"max_angle": 1.0}))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        PINHOLE,
+        OpenCVPinhole(
+            1920, 1080, 950.0, 545.0, focal_x=1000.0, focal_y=990.0, radial=(-0.1, 0.01), tangential=(1e-3, 0.0)
+        ),
+        OpenCVFisheye(1920, 1080, 960.0, 540.0, max_angle_rad=1.2, focal_x=600.0, focal_y=600.0, radial=(0.01,)),
+        Ftheta(1920, 1080, 960.0, 540.0, max_angle_rad=1.2, angle_to_radius=WIDE),
+    ],
+    ids=["pinhole", "opencv", "fisheye", "ftheta"],
+)
+def test_a_calibration_is_written_as_it_is_read(model):
+    camera = MountedCamera("front", resized(model, 320, 512), Pose(np.array([1.5, 0.25, 1.25]), FORWARD))
+    back = read_camera(write_camera(camera), (320, 512))
+    points = np.array([[10.0, 1.0, 0.5], [5.0, -2.0, 2.0], [30.0, 3.0, -1.0]])
+    for before, after in zip(camera.project_rig(points), back.project_rig(points), strict=True):
+        np.testing.assert_allclose(before, after, atol=1e-6)
+    assert (back.model.width, back.model.height) == (512, 320)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from alpagym_host import episodes
+from alpagym_host.alpasim_commands import asl, serve_world
 from alpagym_host.checkpoint_commands import checkpoint
 from alpagym_host.doctor_command import doctor
 from alpagym_host.report_command import report
@@ -32,15 +33,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(scenes, name="scenes")
+app.add_typer(asl, name="asl")
 app.add_typer(checkpoint, name="checkpoint")
 app.add_typer(episodes.app, name="episodes")
 app.command("replay")(episodes.replay)
+app.command("serve")(serve_world)
 app.command("report")(report)
 app.command("doctor")(doctor)
 
 _COMMANDS = (
-    *("train", "evaluate", "rollout", "resume", "drive", "check"),
-    *("plugins", "doctor", "scenes", "episodes", "replay", "checkpoint", "report"),
+    *("train", "evaluate", "rollout", "resume", "drive", "serve", "check"),
+    *("plugins", "doctor", "asl", "scenes", "episodes", "replay", "checkpoint", "report"),
 )
 
 Overrides = Annotated[

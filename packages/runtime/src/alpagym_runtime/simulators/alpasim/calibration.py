@@ -1,4 +1,4 @@
-"""Camera models from AlpaSim's calibration messages."""
+"""Camera models from AlpaSim's calibration messages, and back."""
 
 from __future__ import annotations
 
@@ -104,3 +104,39 @@ def read_camera(
     pose = message.rig_to_camera
     rotation = unit_quaternion([pose.quat.w, pose.quat.x, pose.quat.y, pose.quat.z], f"the pose of camera {name!r}")
     return MountedCamera(name, checked, Pose(np.array([pose.vec.x, pose.vec.y, pose.vec.z]), rotation))
+
+
+def write_camera(camera: MountedCamera) -> sensorsim_pb2.AvailableCamerasReturn.AvailableCamera:
+    """The inverse of `read_camera`: what a session declares of a camera; the numbers are those of its sensor."""
+    model = camera.model
+    assert isinstance(model, (Ftheta, OpenCVFisheye, Pinhole)), f"no message for a {type(model).__name__}"
+    out = sensorsim_pb2.AvailableCamerasReturn.AvailableCamera(logical_id=camera.name)
+    spec = out.intrinsics
+    spec.logical_id, spec.shutter_type = camera.name, sensorsim_pb2.SHUTTER_TYPE_GLOBAL
+    spec.resolution_w, spec.resolution_h = round(model.width / model.scale_x), round(model.height / model.scale_y)
+    if isinstance(model, Ftheta):
+        ftheta = spec.ftheta_param
+        kinds = sensorsim_pb2.FthetaCameraParam
+        backward = model.exact == "radius_to_angle"
+        ftheta.reference_poly = kinds.PIXELDIST_TO_ANGLE if backward else kinds.ANGLE_TO_PIXELDIST
+        ftheta.pixeldist_to_angle_poly.extend(model.radius_to_angle)
+        ftheta.angle_to_pixeldist_poly.extend(model.angle_to_radius)
+        ftheta.max_angle = model.max_angle_rad
+        ftheta.linear_cde.linear_c, ftheta.linear_cde.linear_d, ftheta.linear_cde.linear_e = model.affine
+        ftheta.principal_point_x, ftheta.principal_point_y = model.principal_x, model.principal_y
+    else:
+        lens = spec.opencv_fisheye_param if isinstance(model, OpenCVFisheye) else spec.opencv_pinhole_param
+        lens.principal_point_x, lens.principal_point_y = model.principal_x, model.principal_y
+        lens.focal_length_x, lens.focal_length_y = model.focal_x, model.focal_y
+        if isinstance(model, OpenCVFisheye):
+            spec.opencv_fisheye_param.radial_coeffs.extend(model.radial)
+            spec.opencv_fisheye_param.max_angle = model.max_angle_rad
+        elif isinstance(model, OpenCVPinhole):
+            spec.opencv_pinhole_param.radial_coeffs.extend(model.radial)
+            spec.opencv_pinhole_param.tangential_coeffs.extend(model.tangential)
+            spec.opencv_pinhole_param.thin_prism_coeffs.extend(model.thin_prism)
+    pose = camera.pose_rig_to_optical
+    out.rig_to_camera.vec.x, out.rig_to_camera.vec.y, out.rig_to_camera.vec.z = pose.position.tolist()
+    quat = out.rig_to_camera.quat
+    quat.w, quat.x, quat.y, quat.z = pose.quaternion_wxyz.tolist()
+    return out

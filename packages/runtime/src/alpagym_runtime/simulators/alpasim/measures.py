@@ -3,7 +3,8 @@
 Two families, never under one name. `alpasim/<metric>` is AlpaSim's number at each tick, `alpasim/scene_score` its
 score. Ours, under the names that rewards and the driving score read: counts of events, as AlpaSim's scorer sees the
 boxes (it shrinks and rounds them; a driver is told of no other road user), and progress along the recorded drive.
-Counts and progress stop at the first end event.
+Counts and progress stop at the first end event. A world of ours that is served as an AlpaSim (`alpagym serve`) sends
+its own numbers too, as `alpagym/<measure>`; those then stand under our names.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ AGGREGATIONS: dict[int, Aggregation] = {1: "mean", 2: "median", 3: "max", 4: "mi
 TICK_MEASURES: dict[str, Aggregation] = {"along_track_error_m": "last", "distance_to_gt_m": "mean", "speed_mps": "mean"}
 END_MEASURES = ("collision_at_fault_count", "collision_count", "initial_fault", "offroad_count", "progress")
 
+EXACT = "alpagym/"
+"""Metrics that are our own measures already."""
+
 GT_CUT_M = 4.0
 """AlpaSim's score leaves out what follows when the ego is this far from the recorded path."""
 
@@ -76,9 +80,13 @@ def measures_of(
 
     """
     out: dict[str, MeasureSeries] = {}
+    exact: dict[str, MeasureSeries] = {}
     for metric in metrics:
-        name = f"alpasim/{metric.name}"
-        out[name] = _at_ticks(metric, tick_us, period_us)
+        series = _at_ticks(metric, tick_us, period_us)
+        if metric.name.startswith(EXACT):
+            exact[metric.name.removeprefix(EXACT)] = series
+        else:
+            out[f"alpasim/{metric.name}"] = series
     nothing = np.zeros(len(tick_us))
     for short, aggregation in METRICS.items():
         name = f"alpasim/{short}"
@@ -98,7 +106,7 @@ def measures_of(
     held = np.minimum(np.arange(len(tick_us)), end)
     out["progress"] = MeasureSeries(tick_us.copy(), progress[held], progress_valid[held], "last")
     out["alpasim/scene_score"] = _scene_score(out, tick_us)
-    return out
+    return out | {name: series for name, series in exact.items() if name in END_MEASURES}
 
 
 def _at_ticks(

@@ -6,6 +6,8 @@ bytes with the generated messages.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -108,19 +110,26 @@ def drive_replies(
 
     """
     poses = plan_in_local(plan_rig, pose_local_to_rig)
-    records = np.full(poses.shape[:2], _TEMPLATE, RECORD)
-    for c, name in enumerate(("x", "y", "z", "qw", "qx", "qy", "qz")):
-        records[name] = poses[..., c]
-    records["time_us"] = now_us[:, None] + np.arange(poses.shape[1]) * step_us
-    size = _varint(poses.shape[1] * RECORD.itemsize)
+    records = pose_records(poses, now_us[:, None] + np.arange(poses.shape[1]) * step_us)
+    size = varint(poses.shape[1] * RECORD.itemsize)
     bodies = [row.tobytes() for row in records]
     if not samples:
         return [b"\x12" + size + body for body in bodies]
-    debug = _varint(1 + len(size) + len(bodies[0])) if bodies else b""
+    debug = varint(1 + len(size) + len(bodies[0])) if bodies else b""
     return [b"\x12" + size + body + b"\x1a" + debug + b"\x12" + size + body for body in bodies]
 
 
-def _varint(value: int) -> bytes:
+def pose_records(poses: NDArray[Any], time_us: NDArray[np.int64]) -> NDArray[Any]:
+    """The bytes of `Trajectory` messages as records [...]: poses [...,7] (xyz m, quaternion wxyz) at times [...]."""
+    records = np.full(poses.shape[:-1], _TEMPLATE, RECORD)
+    for c, name in enumerate(("x", "y", "z", "qw", "qx", "qy", "qz")):
+        records[name] = poses[..., c]
+    records["time_us"] = time_us
+    return records
+
+
+def varint(value: int) -> bytes:
+    """A length as the wire writes it."""
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)

@@ -701,7 +701,8 @@ def read_ego(trajectory: common_pb2.Trajectory, what: str) -> Ego | None:
     if bad.any():
         at = int(np.flatnonzero(bad)[0])
         raise Refused(INVALID, f"{what} at {time_us[at]} us is no pose: {pose[at].tolist()} (x, y, z; w, x, y, z)")
-    pose[:, 3:] /= norm[:, None]
+    # What is of norm 1 as far as float32 can say stays as it came: a pose that is sent is a pose that is seen.
+    pose[:, 3:] /= np.where(np.abs(norm - 1.0) < 3e-7, 1.0, norm)[:, None]
     if len(rows) > 1 and (np.diff(time_us) <= 0).any():
         time_us, first = np.unique(time_us, return_index=True)
         pose = pose[first]

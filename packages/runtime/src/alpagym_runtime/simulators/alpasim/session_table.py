@@ -254,6 +254,10 @@ def _pose_at(times, poses, count, query, out):
     f = 0.0
     if j > i and query > times[i]:
         f = min((query - times[i]) / (times[j] - times[i]), 1.0)
+    if f == 0.0:
+        for c in range(7):
+            out[c] = poses[i, c]
+        return
     for c in range(3):
         out[c] = poses[i, c] + f * (poses[j, c] - poses[i, c])
     dot = 0.0

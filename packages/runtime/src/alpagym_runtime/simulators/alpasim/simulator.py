@@ -280,8 +280,12 @@ class AlpasimSimulator:
         def done(answer: runtime_pb2.SimulationReturn.RolloutReturn | Failure) -> None:
             with self._server.lock:
                 self._expected.pop(slot.session_id, None)
+                session = self._server.sessions.get(slot.session_id)
                 if wanted():
                     self._end(index, slot, answer)
+            if session is not None and isinstance(answer, Failure) and answer.code == "UNAVAILABLE":
+                # Nobody is left to close it.
+                self._server.fail(session, grpc.StatusCode.UNAVAILABLE, "its runtime is lost")
 
         assert slot.request is not None
         return Order(slot.request.scene_id, slot.session_id, wanted, done)

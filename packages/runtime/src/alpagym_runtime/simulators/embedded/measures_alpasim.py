@@ -424,6 +424,9 @@ class _Episode:
         return start + part * turn, before.sizes[i]
 
 
+_EMPTY = (np.zeros(0, np.int64), np.zeros(0), np.zeros(0, bool))
+
+
 def _area_polygon(area: Area) -> Any:
     """The area as one geometry: a ring inside another one is a hole."""
     rings = [shapely.Polygon(ring) for ring in area.rings()]
@@ -434,7 +437,12 @@ def _area_polygon(area: Area) -> Any:
 
 
 def alpasim_measures(record: Record, names: Iterable[str]) -> dict[str, MeasureSeries]:
-    """Series of the named measures (of `NAMES`), from the handover's sample on; undefined samples are invalid."""
+    """Series of the named measures (of `NAMES`), from the handover's sample on; undefined samples are invalid.
+
+    An episode that was stopped in the warm-up has no sample, so its series are empty.
+    """
+    if not record.samples:
+        return {name: MeasureSeries(*_EMPTY, AGGREGATION[name.removeprefix(PREFIX)]) for name in names}
     episode = _Episode(record)
     times = episode.steps * STEP_US
     out = {}
