@@ -28,7 +28,8 @@ from alpagym_runtime.trainers.replay import Replayer
 from alpagym_runtime.trainers.run import Run, build_policy
 from alpagym_runtime.types import Ended, EpisodeRequest, Sampling
 
-SMALL = ["rollout.slots=8", "rollout.group_size=2", "dataset.test_scenes=4", "dataset.train_scenes=4"]
+SMALL = ["policy=waypoint_actors", "rollout.slots=8", "rollout.group_size=2"]
+SMALL += ["dataset.test_scenes=4", "dataset.train_scenes=4"]
 
 
 def roll_out(folder, *overrides):
@@ -120,16 +121,37 @@ def test_training_keeps_its_episodes_where_asked(tmp_path):
 # ---------------------------------------------------------------- scoring again
 
 
-def test_scoring_from_disk_gives_ratio_one(store):
+def ratios_from_disk(store):
+    """Largest distance from 1 of the probability ratio over all stored decisions, and how many there are."""
     config = load_run_config(next((store.path / "configs").iterdir()))
     policy = build_policy(config)
-    worst = 0.0
+    worst, count = 0.0, 0
     for name in store.rows()["id"].to_pylist():
         episode = store.read(name)
         observation, decisions = decision_batch([episode])
         with torch.no_grad():
             score = policy.score(observation.take(np.arange(len(decisions))), decisions, episode.sampling)
         worst = max(worst, float(np.abs(np.exp(score.log_prob.numpy() - decisions.log_prob) - 1.0).max()))
+        count += len(decisions)
+    return worst, count
+
+
+def test_scoring_from_disk_gives_ratio_one(store):
+    worst, count = ratios_from_disk(store)
+    assert count
+    assert worst <= 1e-6
+
+
+@pytest.mark.timeout(600)  # compiles the renderer, once an installation
+def test_scoring_pictures_from_disk_gives_ratio_one(tmp_path):
+    small = ["policy.camera_height=16", "policy.camera_width=32", "rollout.groups=1", "expected_valid_steps=5"]
+    roll_out(tmp_path / "store", "policy=waypoint", *small)
+    store = EpisodeStore(tmp_path / "store")
+    episode = store.read(store.rows()["id"].to_pylist()[0])
+    assert episode.observation["camera_front"].shape == (6, 2, 16, 32, 3)
+    assert episode.observation["camera_front"].std() > 1.0
+    worst, count = ratios_from_disk(store)
+    assert count == 2 * 5
     assert worst <= 1e-6
 
 
@@ -263,7 +285,7 @@ def test_imitation_of_the_best_of_each_group(store, tmp_path):
         others = [row for row in rows.values() if row["group_id"] == mine["group_id"]]
         rank = lambda row: (row["driving_score"], row["reward"])  # noqa: E731
         assert rank(mine) == max(map(rank, others))
-    policy = build_policy(compose([]))
+    policy = build_policy(compose(["policy=waypoint_actors"]))
     observation, target = read_data(files, policy.spec, "plan")
     assert len(target) == sum(rows[file.path.stem]["ticks"] for file in files) == len(observation["route_rig"])
     with pytest.raises(ConfigError, match="none of the 4 episodes"):

@@ -17,7 +17,13 @@ GUIDE = (Path(__file__).parents[1] / "docs" / "guides" / "reward-plugin.md").rea
 # A run of seconds in place of the default one.
 TINY = (
     *("simulator=toy", "dataset.train_scenes=2", "dataset.val_scenes=1", "dataset.test_scenes=2", "reward=metrics"),
-    *("expected_valid_steps=6", "policy.hidden=16", "rollout.slots=4", "rollout.group_size=2"),
+    *(
+        "expected_valid_steps=6",
+        "policy=waypoint_actors",
+        "policy.hidden=16",
+        "rollout.slots=4",
+        "rollout.group_size=2",
+    ),
     *("rollout.scenes_per_step=2", "trainer.updates=1", "trainer.warm_start=null", "evaluation.bootstrap=100"),
 )
 

@@ -28,6 +28,24 @@ def test_the_default_run():
     assert config.expected_valid_steps == 35
 
 
+@pytest.mark.parametrize(
+    ("words", "trainer", "cameras"),
+    [
+        ([], "grpo", ["front"]),
+        (["experiment=smoke"], "grpo", ["front"]),
+        (["experiment=imitation"], "sft", ["front"]),
+        (["experiment=lowdim"], "grpo", []),
+    ],
+)
+def test_what_the_experiments_train(words, trainer, cameras):
+    config = compose(words)
+    assert (config.policy.type, config.trainer.type) == ("waypoint", trainer)
+    assert config.policy.config.cameras == cameras
+    # Pictures as far apart as decisions are rendered and kept once.
+    assert config.policy.config.frame_step_us == config.simulator.config.control_period_us
+    assert ("actors_rig" in config.policy.config.spec().fields) is not bool(cameras)
+
+
 def test_default_yaml_states_the_defaults_of_the_schema():
     config = compose([])
     for name in ("run", "dataset", "rollout", "evaluation", "checkpoint", "store"):

@@ -103,7 +103,7 @@ def test_the_preset_needs_an_address_and_takes_options():
     "arguments",
     [
         ("evaluate", "policy=constant_speed"),
-        ("train", "rollout.scenes_per_step=2", "rollout.group_size=2", "trainer.updates=2"),
+        ("train", "policy=waypoint_actors", "rollout.scenes_per_step=2", "rollout.group_size=2", "trainer.updates=2"),
     ],
     ids=["evaluate", "train"],
 )
