@@ -17,11 +17,14 @@ def project(bank, scene, segment, x, y, behind, ahead):
 
     The window keeps the projection on its own branch where a route passes itself; the offset is positive to the left.
     """
-    return _nearest(bank.route, bank.rows[scene, ROUTE], bank.rows[scene, ROUTE_N], segment, x, y, behind, ahead)
+    return nearest_on_route(
+        bank.route, bank.rows[scene, ROUTE], bank.rows[scene, ROUTE_N], segment, x, y, behind, ahead
+    )
 
 
 @kernel
-def _nearest(points, first, count, segment, x, y, behind, ahead):
+def nearest_on_route(points, first, count, segment, x, y, behind, ahead):
+    """`project` on the polyline points[first:first + count]."""
     route = points[first : first + count]
     here = route[segment, 2]
     low = segment

@@ -26,11 +26,12 @@ MEASURES = (
     "yaw_rate_radps",
     "initial_fault",
     "time_to_collision_s",
+    "red_light_count",
 )
 """Columns of the measure arrays; docs/concepts.md defines each."""
 
 COLLISIONS, AT_FAULT, OFFROAD, PROGRESS, ALONG_TRACK, TO_GT, DEVIATION = range(7)
-SPEED, ACCELERATION, LATERAL, JERK, YAW_RATE, INITIAL, TO_COLLISION = range(7, 14)
+SPEED, ACCELERATION, LATERAL, JERK, YAW_RATE, INITIAL, TO_COLLISION, RED_LIGHTS = range(7, 15)
 
 # Columns of `Slots.actors`: centre, heading, speed, and cos and sin of the heading, which many ask for.
 ACTOR_X, ACTOR_Y, ACTOR_YAW, ACTOR_SPEED, ACTOR_COS, ACTOR_SIN = range(6)

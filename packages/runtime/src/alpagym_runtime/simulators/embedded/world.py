@@ -32,6 +32,7 @@ from alpagym_runtime.simulators.embedded.state import (
     JERK,
     OFFROAD,
     PROGRESS,
+    RED_LIGHTS,
     TO_COLLISION,
 )
 from alpagym_runtime.simulators.embedded.traffic import begin_traffic, make_view, step_traffic
@@ -100,7 +101,7 @@ def _hand_over(bank, slots, i):
     slots.arc[i] = -1e18
     slots.measures[i] = 0.0
     slots.valid[i] = False
-    for m in (COLLISIONS, AT_FAULT, OFFROAD, INITIAL):
+    for m in (COLLISIONS, AT_FAULT, OFFROAD, INITIAL, RED_LIGHTS):
         slots.valid[i, m] = True
     slots.measures[i, INITIAL] = 1.0 if (slots.off[i] or touching > 0) else 0.0
     report(bank, slots, i, state[EGO_ACCELERATION], state[EGO_LATERAL])
