@@ -3,30 +3,61 @@
     uv run --with highway-env python benchmarks/world.py
 
 Counts decisions of 0.1 s through the batch API (start, receive, send), before rewards; scenes of the suite `bench` have
-32 moving, reacting road users each. `--agents` repeats the kernel alone with 8 to 128 of them.
+32 moving, reacting road users each. `--agents 8 16 32 64 128` adds rows with so many of them on the same roads.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 
 import numpy as np
 
 from alpagym_runtime.policies.base import plan_decision
 from alpagym_runtime.run_config import DatasetSection
 from alpagym_runtime.simulators.embedded.config import EmbeddedConfig
+from alpagym_runtime.simulators.embedded.dataset import open_source
+from alpagym_runtime.simulators.embedded.scene import Actors, Scene
+from alpagym_runtime.simulators.embedded.scene_bank import arc_lengths
 from alpagym_runtime.simulators.embedded.simulator import EmbeddedSimulator
 from alpagym_runtime.types import EpisodeRequest, PolicySpec
 
 SPEC = PolicySpec(fields=("ego_dynamics_rig",))
 
 
-def batch_steps_per_cpu_s(slots: int, scenes: int, seconds: float) -> float:
+class Crowds:
+    """The scenes of the suite `bench`, each with so many agents: the first of its own, or more on their paths."""
+
+    skipped = ()
+
+    def __init__(self, dataset: DatasetSection, agents: int) -> None:
+        self._source, self._agents = open_source(dataset), agents
+
+    def ids(self, split: str) -> tuple[str, ...]:
+        """Those whose road users all move: parked cars cost less."""
+        return tuple(name for name in self._source.ids(split) if self._source.load(name).family != "parked_street")
+
+    def load(self, scene_id: str) -> Scene:
+        """The scene; who is too many starts 17 m, 34 m, … behind or ahead of its model."""
+        scene, count = self._source.load(scene_id), self._agents
+        agents = []
+        for k in range(count):
+            model, round_ = scene.agents[k % len(scene.agents)], k // len(scene.agents)
+            room = arc_lengths(model.path)[-1] - 20.0
+            agents.append(replace(model, start_arc_m=(model.start_arc_m + 17.0 * round_) % room))
+        sizes, kinds = np.array([[a.length_m, a.width_m] for a in agents]), np.array([a.kind for a in agents])
+        nowhere = np.zeros(count, np.int64)
+        actors = Actors(np.zeros((count, 1, 4)), nowhere, nowhere, sizes, kinds)
+        return replace(scene, agents=tuple(agents), actors=actors)
+
+
+def batch_steps_per_cpu_s(slots: int, scenes: int, seconds: float, agents: int | None = None) -> float:
     """Env-steps a CPU second with every slot driving on, started again where it ended."""
     config = EmbeddedConfig(control_period_us=100_000, end_on=[])
     dataset = DatasetSection("road", split="bench", test_scenes=scenes)
-    simulator = EmbeddedSimulator(config, SPEC, dataset, slots)
+    source = None if agents is None else Crowds(dataset, agents)
+    simulator = EmbeddedSimulator(config, SPEC, dataset, slots, source=source)
     ids = simulator.spec.scenes
     for scene_id in ids:
         simulator.scene_hash(scene_id)
@@ -75,10 +106,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0, help="CPU seconds a row")
     parser.add_argument("--scenes", type=int, default=33, help="scenes of the suite bench")
+    parser.add_argument("--agents", type=int, nargs="*", default=[], help="further rows with so many agents a scene")
     options = parser.parse_args()
     for slots in (1, 16, 256):
         rate = batch_steps_per_cpu_s(slots, min(options.scenes, max(slots, 11)), options.seconds)
         print(f"embedded, {slots:3d} slots x 32 agents   {rate:10.0f} env-steps/CPU-s")
+    for agents in options.agents:
+        rate = batch_steps_per_cpu_s(256, options.scenes, options.seconds, agents)
+        print(f"embedded, 256 slots x {agents:3d} agents  {rate:10.0f} env-steps/CPU-s {1e6 / rate:7.1f} us a step")
     highway = highway_steps_per_cpu_s(options.seconds)
     if highway is None:
         print("highway-env is not installed: uv run --with highway-env python benchmarks/world.py")

@@ -197,7 +197,7 @@ def test_a_horizon_far_beyond_the_recording_costs_no_memory():
     simulator = simulator_of([straight_drive().build()], slots=64)
     requests = [EpisodeRequest("hand-made", horizon_ticks=10**9)] * 64
     assert {ended(rows) for rows in drive(simulator, requests)} == {"GOAL"}
-    assert simulator._series.nbytes < 20e6
+    assert simulator._ledger.series.nbytes < 20e6
 
 
 def test_an_end_event_wins_over_the_horizon():

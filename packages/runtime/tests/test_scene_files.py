@@ -30,11 +30,13 @@ from alpagym_runtime.simulators.embedded.archive import JSON_BYTES_MAX
 from alpagym_runtime.simulators.embedded.config import EmbeddedConfig
 from alpagym_runtime.simulators.embedded.dataset import open_source
 from alpagym_runtime.simulators.embedded.lane_map import Agent, Lane, LaneMap, Signals, Stop
+from alpagym_runtime.simulators.embedded.map_placement import east_north_up
 from alpagym_runtime.simulators.embedded.opendrive_writer import write_opendrive
 from alpagym_runtime.simulators.embedded.scene import KINDS, Actors, Scene, Vehicle
 from alpagym_runtime.simulators.embedded.scene_check import draw_scene, problems
-from alpagym_runtime.simulators.embedded.scene_files import east_north_up, read_scene, write_scene
+from alpagym_runtime.simulators.embedded.scene_files import read_scene
 from alpagym_runtime.simulators.embedded.scene_folder import SceneFolder
+from alpagym_runtime.simulators.embedded.scene_writer import write_scene
 from alpagym_runtime.types import EpisodeRequest, Sampling
 
 SHARED = Path(__file__).parents[3] / ".." / "shared"

@@ -14,6 +14,7 @@ import pytest
 
 from alpagym_runtime.errors import SceneError
 from alpagym_runtime.policies.base import plan_decision
+from alpagym_runtime.simulators.embedded.lane_map import Signals, Stop
 from alpagym_runtime.testing.scenes import Draft, RoadUser, moving, simulator_of, standing, straight_drive
 from alpagym_runtime.types import Decision, Ended, EpisodeRequest, TickBatch
 
@@ -401,3 +402,32 @@ def test_an_actor_that_is_not_finite_where_it_exists_is_refused():
     with pytest.raises(SceneError, match="actor 0"):
         straight_drive(users=[RoadUser(track)]).build()
     straight_drive(users=[RoadUser(track, first=8)]).build()
+
+
+# ---------------------------------------------------------------- red lights
+
+
+@pytest.mark.parametrize(
+    ("green_s", "aside_m", "count"),
+    [((50.0, 60.0), 0.0, 1.0), ((0.0, 5.0), 0.0, 0.0), ((0.0, 2.5), 0.0, 0.0), ((50.0, 60.0), 6.0, 0.0)],
+    ids=["red", "green", "yellow", "away from the route"],
+)
+def test_a_stop_line_passed_at_red_counts_once(green_s, aside_m, count):
+    # The front is 3 m ahead of the rig, which makes 1 m a step: from x = 20 m after 17 steps to 21 m after 18, at
+    # (10 + 18) · 0.1 s = 2.8 s; yellow lasts 3 s. The route starts at x = -40 m, so x = 20.5 m is its arc 60.5 m.
+    scene = straight_drive(10.0).build()
+    scene = replace(
+        scene,
+        route=scene.route + np.array([0.0, aside_m]),
+        signals=Signals(100.0, np.array([green_s]), 3.0, np.zeros((0, 4))),
+        stops=(Stop(60.5, 0), Stop(61.5, -1)),
+    )
+    simulator = simulator_of([scene], control_period_us=100_000, end_on=[])
+    simulator.start(np.array([0]), [EpisodeRequest("hand-made", horizon_ticks=30)])
+    for _ in range(30):
+        simulator.receive(1, 1.0)
+        simulator.send(np.array([0]), decision((0.0, 0.0)), np.array([False]))
+    passed = simulator.receive(1, 1.0).episode_measures[0]["red_light_count"]
+    assert passed.valid.all()
+    assert passed.value[17] == 0.0
+    assert passed.value[18:].tolist() == [count] * 13

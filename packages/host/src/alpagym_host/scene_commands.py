@@ -186,7 +186,7 @@ def _write_each(found: Iterable[Scene], write: Callable[[Scene], Path], out: Pat
 
 
 def _write_scene(scene: Scene, out: Path, form: Format) -> Path:
-    from alpagym_runtime.simulators.embedded.scene_files import write_scene
+    from alpagym_runtime.simulators.embedded.scene_writer import write_scene
 
     name = _file_name(scene.scene_id)
     path = out / (f"{name}.usdz" if form is Format.USDZ else name)

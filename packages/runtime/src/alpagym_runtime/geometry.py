@@ -334,6 +334,27 @@ HOLE_M2 = 4.0
 """Enclosed gaps smaller than this, such as slivers between turning lanes, are artefacts: no kerb is that small."""
 
 
+def area_of_boundary(segments: Float, band_height_m: float = 2.0, entries_max: int | None = None) -> Area:
+    """The area inside boundary segments [S,4] m (x0, y0, x1, y1; outlines and holes), S ≥ 1, with its index of bands.
+
+    Raises:
+        ValueError: the index would have more than `entries_max` entries or bands.
+
+    """
+    low = float(segments[:, [1, 3]].min())
+    first = np.floor((segments[:, [1, 3]].min(axis=1) - low) / band_height_m).astype(np.int64)
+    last = np.floor((segments[:, [1, 3]].max(axis=1) - low) / band_height_m).astype(np.int64)
+    counts = last - first + 1
+    if entries_max is not None and max(int(counts.sum()), int(last.max())) > entries_max:
+        raise ValueError(f"an area that spreads over {segments[:, [1, 3]].max() - low:g} m")
+    index = np.repeat(np.arange(len(segments)), counts)
+    band = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(first, counts)
+    order = np.lexsort((index, band))
+    offsets = np.zeros(int(last.max()) + 2, np.int64)
+    np.add.at(offsets, band + 1, 1)
+    return Area(segments, np.cumsum(offsets), index[order].astype(np.int64), low, band_height_m)
+
+
 def area_from_polygons(polygons: list[ArrayLike], band_height_m: float = 2.0) -> Area:
     """The union of road polygons (each [K,2] m, local frame), seams closed, outer edges where they were.
 
@@ -355,13 +376,4 @@ def area_from_polygons(polygons: list[ArrayLike], band_height_m: float = 2.0) ->
         holes = [ring for ring in polygon.interiors if shapely.Polygon(ring).area >= HOLE_M2]
         rings += [np.asarray(ring.coords) for ring in (polygon.exterior, *holes)]
     segments = np.concatenate([np.concatenate([ring[:-1], ring[1:]], axis=1) for ring in rings])
-    low = float(segments[:, [1, 3]].min())
-    first = np.floor((segments[:, [1, 3]].min(axis=1) - low) / band_height_m).astype(np.int64)
-    last = np.floor((segments[:, [1, 3]].max(axis=1) - low) / band_height_m).astype(np.int64)
-    counts = last - first + 1
-    index = np.repeat(np.arange(len(segments)), counts)
-    band = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + np.repeat(first, counts)
-    order = np.lexsort((index, band))
-    offsets = np.zeros(int(last.max()) + 2, np.int64)
-    np.add.at(offsets, band + 1, 1)
-    return Area(segments, np.cumsum(offsets), index[order].astype(np.int64), low, band_height_m)
+    return area_of_boundary(segments, band_height_m)

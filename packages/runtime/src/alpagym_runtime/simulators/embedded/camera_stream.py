@@ -140,7 +140,7 @@ class CameraStream:
             self._begin(slots, row)
         now = slots.step[rows]
         count = min(self._actors.shape[2], slots.present.shape[1])
-        actors, before = slots.actors[rows, :count], slots.actors_before[rows, :count]
+        actors, before = slots.actors[rows, :count, :4], slots.actors_before[rows, :count]
         present = slots.present[rows, :count]
         slower = (before[..., 3] - actors[..., 3]) * (1e6 / STEP_US) > BRAKES_MPS2
         earlier = now - 1

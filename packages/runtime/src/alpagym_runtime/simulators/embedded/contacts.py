@@ -25,6 +25,14 @@ from alpagym_runtime.simulators.embedded.scene_bank import (
     SEGMENT_N,
     WIDTH,
 )
+from alpagym_runtime.simulators.embedded.state import (
+    ACTOR_COS,
+    ACTOR_SIN,
+    ACTOR_SPEED,
+    ACTOR_X,
+    ACTOR_Y,
+    ACTOR_YAW,
+)
 from alpagym_runtime.simulators.embedded.vehicle import EGO_SLIP, EGO_SPEED, STEP_S
 
 STANDING_MPS = 0.05
@@ -106,18 +114,17 @@ def at_fault(bank, scene, segment, ego_before, ego_after, ego_size, other_before
 def new_contacts(bank, slots, i, before, count_new):
     """Mark and count road users that newly overlap the ego: (collisions, at fault); `before`: its state a step ago."""
     scene, state, hit = slots.scene[i], slots.state[i], slots.hit[i]
+    actors, present = slots.actors[i], slots.present[i]
     number, first, count = bank.numbers[scene], bank.rows[scene, ACTOR], bank.rows[scene, ACTOR_N]
     offset, length, width = number[CENTRE_OFFSET], number[LENGTH], number[WIDTH]
     cx, cy = state[0] + offset * math.cos(state[2]), state[1] + offset * math.sin(state[2])
     new, fault = 0, 0
     for a in range(count):
-        if hit[a] or not slots.present[i, a]:
+        x, y = actors[a, ACTOR_X], actors[a, ACTOR_Y]
+        reach = (length + width + bank.sizes[first + a, 0] + bank.sizes[first + a, 1]) / 2.0
+        if abs(x - cx) > reach or abs(y - cy) > reach or hit[a] or not present[a]:
             continue
-        x, y, yaw = slots.actors[i, a, 0], slots.actors[i, a, 1], slots.actors[i, a, 2]
-        size = bank.sizes[first + a]
-        reach = (length + width + size[0] + size[1]) / 2.0
-        if abs(x - cx) > reach or abs(y - cy) > reach:
-            continue
+        yaw, size = actors[a, ACTOR_YAW], bank.sizes[first + a]
         depth, _, _ = box_penetration_kernel(cx, cy, state[2], length, width, x, y, yaw, size[0], size[1])
         if depth <= CONTACT_TOLERANCE_M:
             continue
@@ -186,18 +193,23 @@ def time_to_collision(bank, slots, i):
     cos, sin = math.cos(state[2]), math.sin(state[2])
     x, y = state[0] + number[CENTRE_OFFSET] * cos, state[1] + number[CENTRE_OFFSET] * sin
     speed, slip = state[EGO_SPEED], state[EGO_SLIP]
-    soonest = 1e18
+    ego_vx, ego_vy, length, width = speed * cos - slip * sin, speed * sin + slip * cos, number[LENGTH], number[WIDTH]
+    soonest, actors, present = 1e18, slots.actors[i], slots.present[i]
     for a in range(bank.rows[scene, ACTOR_N]):
-        if not slots.present[i, a]:
+        if not present[a]:
             continue
-        other, size = slots.actors[i, a], bank.sizes[first + a]
-        vx = other[3] * math.cos(other[2]) - (speed * cos - slip * sin)
-        vy = other[3] * math.sin(other[2]) - (speed * sin + slip * cos)
-        reach = (number[LENGTH] + number[WIDTH] + size[0] + size[1]) / 2.0
-        if max(abs(other[0] - x) - abs(vx) * FORESIGHT_S, abs(other[1] - y) - abs(vy) * FORESIGHT_S) > reach:
+        pace, long, wide = actors[a, ACTOR_SPEED], bank.sizes[first + a, 0], bank.sizes[first + a, 1]
+        vx, vy = pace * actors[a, ACTOR_COS] - ego_vx, pace * actors[a, ACTOR_SIN] - ego_vy
+        other_x, other_y, other_yaw = actors[a, ACTOR_X], actors[a, ACTOR_Y], actors[a, ACTOR_YAW]
+        dx, dy = other_x - x, other_y - y
+        reach = (length + width + long + wide) / 2.0
+        if max(abs(dx) - abs(vx) * FORESIGHT_S, abs(dy) - abs(vy) * FORESIGHT_S) > reach:
             continue
-        seconds = seconds_to_contact(
-            x, y, state[2], number[LENGTH], number[WIDTH], other[0], other[1], other[2], size[0], size[1], vx, vy
-        )
+        # Circles around both boxes that are apart, and part or pass by, spare the exact test.
+        if dx * dx + dy * dy > reach * reach:
+            passing = dx * vy - dy * vx
+            if dx * vx + dy * vy >= 0.0 or passing * passing > reach * reach * (vx * vx + vy * vy):
+                continue
+        seconds = seconds_to_contact(x, y, state[2], length, width, other_x, other_y, other_yaw, long, wide, vx, vy)
         soonest = min(soonest, seconds)
     return soonest if soonest <= FORESIGHT_S else 1e18

@@ -5,9 +5,14 @@ from __future__ import annotations
 import math
 
 from alpagym_runtime.kernels import inlined
+from alpagym_runtime.simulators.embedded.lane_map import RED
 from alpagym_runtime.simulators.embedded.route import project
 from alpagym_runtime.simulators.embedded.scene import STANDING_REFERENCE_M
 from alpagym_runtime.simulators.embedded.scene_bank import (
+    CENTRE_OFFSET,
+    EGO_STOP,
+    EGO_STOP_N,
+    LENGTH,
     LOG,
     LOG_N,
 )
@@ -18,10 +23,12 @@ from alpagym_runtime.simulators.embedded.state import (
     JERK,
     LATERAL,
     PROGRESS,
+    RED_LIGHTS,
     SPEED,
     TO_GT,
     YAW_RATE,
 )
+from alpagym_runtime.simulators.embedded.traffic import STOP_ARC, STOP_GROUP, signal_state
 from alpagym_runtime.simulators.embedded.vehicle import (
     EGO_ACCELERATION,
     EGO_LATERAL,
@@ -29,6 +36,21 @@ from alpagym_runtime.simulators.embedded.vehicle import (
     EGO_YAW_RATE,
     STEP_S,
 )
+
+ON_ROUTE_M = 5.0
+"""Further from the route its signals do not count."""
+
+
+@inlined
+def _reds_passed(bank, scene, before, now, time_s):
+    """How many stop lines the ego's front passes, as its rig's arc length grows, whose signals are red."""
+    row, number = bank.rows[scene], bank.numbers[scene]
+    front, passed = number[CENTRE_OFFSET] + number[LENGTH] / 2.0, 0
+    for k in range(row[EGO_STOP], row[EGO_STOP] + row[EGO_STOP_N]):
+        line, group = bank.ego_stops[k, STOP_ARC] - front, int(bank.ego_stops[k, STOP_GROUP])
+        if group >= 0 and before < line <= now and signal_state(bank, scene, group, time_s) == RED:
+            passed += 1
+    return passed
 
 
 @inlined
@@ -39,9 +61,13 @@ def report(bank, slots, i, acceleration_before, lateral_before):
     row = bank.rows[scene]
     segment, arc, offset = project(bank, scene, slots.segment[i], state[0], state[1], 10.0, 40.0)
     slots.segment[i] = segment
+    before = slots.arc[i, 0]
     slots.arc[i, 0] = arc
     if slots.frozen[i]:
         return
+    # At the handover there is no step before.
+    if row[EGO_STOP_N] > 0 and before > -1e17 and abs(offset) <= ON_ROUTE_M:
+        values[RED_LIGHTS] += _reds_passed(bank, scene, before, arc, step * STEP_S)
     start, end = slots.reference[i]
     log = bank.log[row[LOG] : row[LOG] + row[LOG_N]]
     slots.arc[i, 1] = max(slots.arc[i, 1], arc)

@@ -121,7 +121,7 @@ def observe_actors(bank, slots, rows, actors_rig, mask):
             if nearest < 0:
                 continue
             distances[nearest] = 1e18
-            x, y, yaw, speed = slots.actors[i, nearest]
+            x, y, yaw, speed = slots.actors[i, nearest, :4]
             dx, dy = x - state[0], y - state[1]
             turn = (yaw - state[2] + math.pi) % (2.0 * math.pi) - math.pi
             out = actors_rig[r, p]

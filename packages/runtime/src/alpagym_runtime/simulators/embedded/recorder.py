@@ -18,6 +18,11 @@ class Recorder:
         self._records: dict[int, Record] = {}
         self._sizes: dict[int, NDArray[np.float64]] = {}
 
+    @property
+    def active(self) -> bool:
+        """Whether it keeps anything."""
+        return bool(self._records)
+
     def begin(self, slot: int, scene: Scene, start: int, handover: int) -> None:
         """An episode starts at grid index `start`, `handover` is where the policy takes over."""
         vehicle = scene.vehicle
@@ -38,18 +43,14 @@ class Recorder:
 
     def plans(self, slots: NDArray[np.int64], state: Slots, plan_rig: NDArray[np.floating]) -> None:
         """Decisions [n,T,3] made now, before the world moves on."""
-        if not self._records:
-            return
         for slot, plan in zip(slots.tolist(), plan_rig, strict=True):
             if slot in self._records:
                 made = int(state.step[slot]), state.state[slot, :3].copy(), np.asarray(plan, np.float64)
                 self._records[slot].plans.append(made)
 
     def samples(self, slots: NDArray[np.int64], state: Slots) -> None:
-        """The world now, at or after the handover."""
-        if not self._records:
-            return
-        for slot in slots.tolist():
+        """The world now, of slots at or after their handover."""
+        for slot in slots[state.step[slots] >= state.handover[slots]].tolist():
             if slot not in self._records:
                 continue
             sizes = self._sizes[slot]

@@ -34,7 +34,7 @@ def record(scene: Scene, drive_from: int | None = None) -> Scene | None:
     last, events = np.array([steps - 1]), np.zeros(1, np.int64)
     while True:
         k = int(slots.step[0])
-        tracks[:, k], there[:, k] = slots.actors[0, :count], slots.present[0, :count]
+        tracks[:, k], there[:, k] = slots.actors[0, :count, :4], slots.present[0, :count]
         if events[0] or (k == begin and slots.measures[0, state.INITIAL]):
             return None
         if k == last[0]:

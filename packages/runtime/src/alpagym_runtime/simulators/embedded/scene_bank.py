@@ -27,10 +27,10 @@ class Bank(NamedTuple):
     signals: NDArray[np.float64]  # [*,2] start and end of green within the cycle, s
     ego_stops: NDArray[np.float64]  # [*,4] as `stops`
     sizes: NDArray[np.float64]  # [*,2]
-    tracks: NDArray[np.float64]  # [*,4]
+    tracks: NDArray[np.float64]  # [*,6] x, y, yaw, speed, cos and sin of yaw
     agents: NDArray[np.int64]  # [*,7] one a row of `actors`: path offset and length, stops', lanes left, right, yields
     agent_numbers: NDArray[np.float64]  # [*,5] start arc, start speed, desired speed, lateral, lane width
-    paths: NDArray[np.float64]  # [*,6] x, y, yaw (unwrapped), curvature, cos and sin of yaw, every metre
+    paths: NDArray[np.float64]  # [*,6] x, y, yaw (unwrapped), sharpest bend, cos and sin of yaw, every metre
     stops: NDArray[np.float64]  # [*,4] arc, signal group, conflict x, y
 
 
@@ -44,6 +44,8 @@ SIGNAL_CYCLE, SIGNAL_YELLOW = 7, 8
 _PARTS = ("route", "segments", "band_offsets", "band_segments", "log", "actors", "signals", "ego_stops")
 """Parts with an offset in `rows`."""
 
+BEND_SIGHT_M = 16
+
 _EMPTY = {
     "rows": ((0, 17), np.int64),
     "numbers": ((0, 9), np.float64),
@@ -56,7 +58,7 @@ _EMPTY = {
     "signals": ((0, 2), np.float64),
     "ego_stops": ((0, 4), np.float64),
     "sizes": ((0, 2), np.float64),
-    "tracks": ((0, 4), np.float64),
+    "tracks": ((0, 6), np.float64),
     "agents": ((0, 7), np.int64),
     "agent_numbers": ((0, 5), np.float64),
     "paths": ((0, 6), np.float64),
@@ -121,7 +123,10 @@ def arc_lengths(points: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def every_metre(path: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[P,6] x, y m, yaw rad (unwrapped), curvature 1/m, cos and sin of yaw of a polyline, every metre; P ≥ 2."""
+    """[P,6] x, y m, yaw rad (unwrapped), bend, cos and sin of yaw of a polyline, every metre; P ≥ 2.
+
+    The bend is the largest curvature, 1/m, found 0, 4, … `BEND_SIGHT_M` ahead: what a driver slows down for.
+    """
     lengths = arc_lengths(path)
     at = np.arange(0.0, max(lengths[-1], 1.0) + 1e-9, 1.0)
     points = np.stack([np.interp(at, lengths, path[:, k]) for k in range(2)], axis=1)
@@ -129,13 +134,18 @@ def every_metre(path: NDArray[np.float64]) -> NDArray[np.float64]:
     heading = np.unwrap(np.arctan2(step[:, 1], step[:, 0]))
     # Between two segments the heading is their mean.
     yaw = np.concatenate([heading[:1], (heading[1:] + heading[:-1]) / 2.0, heading[-1:]])
-    return np.column_stack([points, yaw, np.gradient(yaw), np.cos(yaw), np.sin(yaw)])
+    curvature, here = np.abs(np.gradient(yaw)), np.arange(len(yaw))
+    bend = np.max([curvature[np.minimum(here + d, len(yaw) - 2)] for d in range(0, BEND_SIGHT_M + 1, 4)], axis=0)
+    return np.column_stack([points, yaw, bend, np.cos(yaw), np.sin(yaw)])
 
 
 def _flatten(scene: Scene) -> dict[str, NDArray]:
     lengths = arc_lengths(scene.route)
     actors, vehicle = scene.actors, scene.vehicle
     steps = actors.tracks.shape[1]
+    tracks = actors.tracks.reshape(-1, 4)
+    # Rows outside a track's interval may hold anything.
+    yaw = np.where(np.isfinite(tracks[:, 2:3]), tracks[:, 2:3], 0.0)
     count = len(actors.first)
     meta = np.stack([np.arange(count) * steps, actors.first, actors.last, actors.kind], axis=1).astype(np.int64)
     numbers = [scene.area.band_low_m, scene.area.band_height_m, vehicle.length_m, vehicle.width_m]
@@ -178,5 +188,5 @@ def _flatten(scene: Scene) -> dict[str, NDArray]:
         "paths": np.concatenate(paths),
         "stops": np.concatenate(stops),
         "sizes": actors.size,
-        "tracks": actors.tracks.reshape(-1, 4),
+        "tracks": np.concatenate([tracks, np.cos(yaw), np.sin(yaw)], axis=1),
     }

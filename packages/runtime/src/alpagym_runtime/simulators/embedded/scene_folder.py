@@ -17,7 +17,8 @@ from alpagym_runtime.simulators.embedded.map_scenes import MapScenes
 from alpagym_runtime.simulators.embedded.opendrive import read_opendrive
 from alpagym_runtime.simulators.embedded.opendrive_xml import FILE_BYTES_MAX
 from alpagym_runtime.simulators.embedded.scene import Scene
-from alpagym_runtime.simulators.embedded.scene_files import METADATA, RIG, read_scene
+from alpagym_runtime.simulators.embedded.scene_files import read_scene
+from alpagym_runtime.simulators.embedded.scene_layout import METADATA, RIG
 from alpagym_runtime.simulators.embedded.splits import deal
 
 SCENES_PER_MAP = 8

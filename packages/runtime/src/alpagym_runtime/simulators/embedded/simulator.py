@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,23 +12,36 @@ from numpy.typing import NDArray
 from alpagym_runtime.errors import ConfigError, SceneError
 from alpagym_runtime.geometry import rig_to_local
 from alpagym_runtime.run_config import DatasetSection
-from alpagym_runtime.simulators.base import no_failures, rows_of
-from alpagym_runtime.simulators.embedded import observe, state, world
+from alpagym_runtime.simulators.base import rows_of
+from alpagym_runtime.simulators.embedded import observe, state
+from alpagym_runtime.simulators.embedded.begun import Begun
 from alpagym_runtime.simulators.embedded.camera_config import BRAKES_MPS2
 from alpagym_runtime.simulators.embedded.config import EmbeddedConfig
 from alpagym_runtime.simulators.embedded.dataset import SceneSource, open_source, scene_ids
 from alpagym_runtime.simulators.embedded.expert import target_plan
+from alpagym_runtime.simulators.embedded.ledger import (
+    DELIVERED,
+    DRIVING,
+    FAILED,
+    IDLE,
+    RUNNING,
+    WAITING,
+    begin_from,
+    deliver,
+    drive,
+    make_ledger,
+    take_decisions,
+    with_room,
+)
 from alpagym_runtime.simulators.embedded.measures_alpasim import NAMES as ALPASIM_MEASURES
 from alpagym_runtime.simulators.embedded.measures_alpasim import MeasuresOnDemand, alpasim_measures
 from alpagym_runtime.simulators.embedded.plan_delay import PlanDelay
 from alpagym_runtime.simulators.embedded.recorder import Recorder
 from alpagym_runtime.simulators.embedded.scene import STEP_US, Scene
-from alpagym_runtime.simulators.embedded.scene_bank import SceneBank
-from alpagym_runtime.simulators.embedded.vehicle import EGO_COLUMNS
+from alpagym_runtime.simulators.embedded.scene_bank import ACTOR, ACTOR_N, SceneBank
 from alpagym_runtime.telemetry.timers import timed
 from alpagym_runtime.types import (
     Decision,
-    Ended,
     EpisodeRequest,
     Failure,
     Frame,
@@ -60,18 +72,13 @@ _AGGREGATION = {
     "yaw_rate_radps": "mean",
 }
 LABELS = ("target_plan_rig", "recorded_plan_rig")
-PLAN_LIMIT = 1e4
-"""m and rad; plans are cut to this, so that the controller's sums of sixth powers stay finite."""
+_Sent = tuple[NDArray[np.int64], NDArray[np.bool_]]
+"""Slots [n] that drive on, and which of them stop instead."""
 
-IDLE, DRIVING, WAITING, DELIVERED = range(4)
-
-
-@dataclass
-class _Result:
-    """A slot's step is done: codes [n] of `Ended` for rows [n]."""
-
-    rows: NDArray[np.int64]
-    ended: NDArray[np.int64]
+NOTHING: _Sent = np.zeros(0, np.int64), np.zeros(0, bool)
+NO_CONTROLS = np.zeros((0, 2), np.float32)
+BEGINNINGS = 512
+"""How many starts of episodes are kept."""
 
 
 class EmbeddedSimulator:
@@ -106,26 +113,25 @@ class EmbeddedSimulator:
         self._labels = tuple(sorted({*labels, *policy_spec.privileged}))
         self._source = source or open_source(dataset)
         self._inner = config.control_period_us // STEP_US
+        self._plan_step_s = policy_spec.plan_step_us * 1e-6
         self._end_on = sum(_EVENTS[name] for name in set(config.end_on))
         self._bank = SceneBank()
-        self._slots = state.make_slots(slots, 128, policy_spec.plan_steps, config.vehicle, config.alpasim_quirks)
+        kind = config.vehicle, config.alpasim_quirks
+        # Close together, so that many slots fit the processor's cache.
+        self._slots = state.make_slots(slots, 128, policy_spec.plan_steps, *kind, actors=40)
         delay_ticks = -(-config.planner_delay_us // config.control_period_us)
+        self._route_points = policy_spec.route_points if "route_rig" in policy_spec.fields else 0
+        self._actors = policy_spec.actors if "actors_rig" in policy_spec.fields else 0
         self._delay = PlanDelay(slots, delay_ticks, policy_spec.plan_steps) if delay_ticks else None
         self._requests: list[EpisodeRequest | None] = [None] * slots
-        self._phase = np.zeros(slots, np.int64)
-        self._last_step = np.zeros(slots, np.int64)
-        self._horizon_step = np.zeros(slots, np.int64)
-        self._ended = np.zeros(slots, np.int64)
+        self._ledger = make_ledger(slots)
+        reactive = config.traffic == "reactive"
+        self._slots.reactive[:] = reactive
+        self._begun = Begun(max(slots, BEGINNINGS), *kind, reactive)
         self._failures: list[Failure | None] = [None] * slots
-        self._previous = np.zeros((slots, len(state.MEASURES)))
-        self._previous_valid = np.zeros((slots, len(state.MEASURES)), bool)
-        self._series = np.zeros((slots, 64, len(state.MEASURES)))
-        self._series_valid = np.zeros((slots, 64, len(state.MEASURES)), bool)
-        self._series_time = np.zeros((slots, 64), np.int64)
-        self._samples = np.zeros(slots, np.int64)
-        self._queue: list[tuple[NDArray[np.int64], NDArray[np.bool_]]] = []
+        self._queue: list[_Sent] = []
         self._pool = ThreadPoolExecutor(1, "embedded") if config.threads else None
-        self._running: list[Future[_Result]] = []
+        self._running: list[tuple[Future[None], _Sent]] = []
         self._recorder = Recorder(self._inner, policy_spec.plan_step_us)
         self._cameras: CameraStream | None = None
         if policy_spec.cameras:
@@ -158,80 +164,77 @@ class EmbeddedSimulator:
         """Begin an episode in each slot, on the recorded drive `warmup_ticks` before the handover."""
         slots = rows_of(slots)
         self._settle()
+        self._ledger.ended[slots], self._ledger.phase[slots], self._ledger.samples[slots] = RUNNING, WAITING, 0
         fine: list[int] = []
         scenes: dict[str, Scene] = {}
+        handovers, lengths, horizons, crowd = [], [], [], 0
         for slot, request in zip(slots.tolist(), requests, strict=True):
             self._requests[slot], self._failures[slot] = request, None
-            self._ended[slot], self._phase[slot], self._samples[slot] = Ended.RUNNING, WAITING, 0
             try:
-                scenes[request.scene_id] = self._load(request.scene_id, scenes)
-                self._handover(scenes[request.scene_id], request)
-                fine.append(slot)
+                scene = scenes[request.scene_id] = self._load(request.scene_id, scenes)
+                handovers.append(self._handover(scene, request))
             except SceneError as err:
                 self._fail(slot, Failure("permanent", "INVALID_SCENE", str(err)))
+                continue
+            fine.append(slot)
+            lengths.append(len(scene.ego_log))
+            horizons.append(request.horizon_ticks)
+            crowd = max(crowd, len(scene.actors.first))
         if not fine:
             return
-        busy = {r.scene_id for r, p in zip(self._requests, self._phase, strict=True) if r is not None and p != IDLE}
-        if self._bank.add(list(scenes.values()), busy):
-            for slot in np.flatnonzero(self._phase != IDLE):
-                request = self._requests[slot]
-                if request is not None and request.scene_id in self._bank:
-                    self._slots.scene[slot] = self._bank.index(request.scene_id)
+        self._keep(scenes)
         rows = rows_of(fine)
-        chosen = [self._requests[slot] for slot in fine]
-        handovers = rows_of([self._handover(self._bank[r.scene_id], r) for r in chosen if r is not None])
-        lengths = rows_of([len(self._bank[r.scene_id].ego_log) for r in chosen if r is not None])
-        horizon = rows_of([r.horizon_ticks for r in chosen if r is not None])
+        places = [self._bank.index(self.request(slot).scene_id) for slot in fine]
+        starts = [max(handover - self._config.warmup_ticks * self._inner, 0) for handover in handovers]
         # No more samples than the recordings have steps, however far the horizon.
-        self._reserve(int(lengths.max()), min(int(horizon.max()), int((lengths - handovers).max())) + 1)
-        self._last_step[rows] = lengths - 1
-        self._horizon_step[rows] = handovers + horizon * self._inner
-        starts = np.maximum(handovers - self._config.warmup_ticks * self._inner, 0)
-        indices = rows_of([self._bank.index(r.scene_id) for r in chosen if r is not None])
-        self._slots.reactive[rows] = self._config.traffic == "reactive"
-        world.begin(self._bank.bank, self._slots, rows, indices, handovers, starts)
+        most = max(length - handover for length, handover in zip(lengths, handovers, strict=True))
+        self._ledger = with_room(self._ledger, min(max(horizons), most) + 1)
+        self._slots = state.with_room(self._slots, max(lengths), crowd)
+        begun = self._begun.places(self._bank.bank, list(zip(places, starts, handovers, strict=True)), crowd)
+        ends = rows_of(lengths) - 1, rows_of(handovers) + rows_of(horizons) * self._inner
+        begin_from(self._bank.bank, self._begun.slots, begun, self._slots, self._ledger, rows, rows_of(places), *ends)
         if self._delay is not None:
             self._delay.forget(rows)
         if self._cameras is not None:
             self._cameras.start(rows)
         if self._late_measures():
-            for slot, start, handover in zip(fine, starts.tolist(), handovers.tolist(), strict=True):
+            for slot, start, handover in zip(fine, starts, handovers, strict=True):
                 self._recorder.begin(slot, self._bank[self.request(slot).scene_id], start, handover)
-        self._previous_valid[rows] = False
-        self._sample(rows)
+            self._recorder.samples(rows, self._slots)
 
     def receive(self, min_ready: int, timeout_s: float) -> TickBatch:
         """Slots that wait or have ended, each once. Without a thread of its own the world is stepped here."""
+        phase = self._ledger.phase
         if self._pool is None:
-            self._settle()
-        while self._running and np.count_nonzero(self._phase == WAITING) < min_ready:
-            done, _ = wait(self._running, timeout_s, return_when="FIRST_COMPLETED")
+            return self._batch((phase >= DRIVING).nonzero()[0], self._take_queue())
+        while self._running and np.count_nonzero(phase == WAITING) < min_ready:
+            done, _ = wait([future for future, _ in self._running], timeout_s, return_when="FIRST_COMPLETED")
             if not done:
                 break
-            self._collect(done)
-        self._collect({future for future in self._running if future.done()})
-        return self._batch(np.flatnonzero(self._phase == WAITING))
+            self._collect()
+        self._collect()
+        return self._batch((phase == WAITING).nonzero()[0], NOTHING)
 
     def send(self, slots: NDArray[np.int64], decisions: Decision, stop: NDArray[np.bool_]) -> None:
         """Queue decisions for slots that were delivered and have not ended."""
-        slots, stop = rows_of(slots), np.asarray(stop, bool)
-        wrong = slots[(self._phase[slots] != DELIVERED) | (self._ended[slots] != Ended.RUNNING)]
-        assert not len(wrong), f"slots {wrong.tolist()} do not wait for a decision"
-        s = self._slots
-        self._recorder.plans(slots[~stop], s, decisions.plan_rig[~stop])
-        s.plan[slots] = np.clip(decisions.plan_rig, -PLAN_LIMIT, PLAN_LIMIT)
-        s.plan_pose[slots], s.plan_age[slots] = s.state[slots, :3], 0
+        rows, stop, s = np.array(slots, np.int64, ndmin=1), np.array(stop, bool), self._slots
+        plan, control = decisions.plan_rig, decisions.control
+        waited = take_decisions(
+            *(s.plan, s.plan_pose, s.plan_age, s.control, s.state, s.measures, s.valid, s.step, s.handover),
+            *(self._ledger.phase, self._ledger.ended, self._ledger.previous, self._ledger.previous_valid),
+            *(rows, _plain(plan), NO_CONTROLS if control is None else _plain(control)),
+        )
+        assert waited, f"slots {self._not_waiting(rows)} do not wait for a decision"
+        if self._recorder.active:
+            self._recorder.plans(rows[~stop], s, plan[~stop])
         if self._delay is not None:
-            old = self._delay.exchange(slots, s.plan[slots], s.plan_pose[slots], s.step[slots])
-            s.plan[slots], s.plan_pose[slots], s.plan_age[slots] = old
-        s.control[slots] = np.nan if decisions.control is None else decisions.control
-        self._phase[slots] = DRIVING
-        self._previous[slots], self._previous_valid[slots] = s.measures[slots], s.valid[slots]
-        self._previous_valid[slots[s.step[slots] < s.handover[slots]]] = False
+            old = self._delay.exchange(rows, s.plan[rows], s.plan_pose[rows], s.step[rows])
+            s.plan[rows], s.plan_pose[rows], s.plan_age[rows] = old
+        sent = rows, stop
         if self._pool is None:
-            self._queue.append((slots.copy(), stop.copy()))
+            self._queue.append(sent)
         else:
-            self._running.append(self._pool.submit(self._advance, slots.copy(), stop.copy()))
+            self._running.append((self._pool.submit(self._advance, *sent), sent))
 
     def scene_hash(self, scene_id: str) -> str:
         """Content hash of a scene."""
@@ -267,9 +270,10 @@ class EmbeddedSimulator:
 
     def actor_boxes(self, slot: int) -> NDArray[np.float64]:
         """[A,5] centre x, y, yaw, length, width of the road users that exist now, local."""
-        size = self._load(self.request(slot).scene_id, {}).actors.size
-        present = np.flatnonzero(self._slots.present[slot, : len(size)])
-        return np.concatenate([self._slots.actors[slot, present, :3], size[present]], 1)
+        s, bank = self._slots, self._bank.bank
+        first, count = bank.rows[s.scene[slot], [ACTOR, ACTOR_N]]
+        present = np.flatnonzero(s.present[slot, :count])
+        return np.concatenate([s.actors[slot, present, :3], bank.sizes[first + present]], 1)
 
     def picture(self, slot: int, plan_rig: NDArray[np.float32] | None = None) -> NDArray[np.uint8]:
         """[400,400,3] uint8 RGB of a slot from above, driving direction up, with a plan [T,3]."""
@@ -284,7 +288,7 @@ class EmbeddedSimulator:
         scene, s = self._load(self.request(slot).scene_id, {}), self._slots
         count = len(scene.actors.first)
         actors = np.zeros((count, 5))
-        actors[:, :4] = s.actors[slot, :count]
+        actors[:, :4] = s.actors[slot, :count, :4]
         slower = (s.actors_before[slot, :count, 3] - actors[:, 3]) * (1e6 / STEP_US)
         actors[:, 4] = slower > BRAKES_MPS2
         return Moment(
@@ -320,113 +324,114 @@ class EmbeddedSimulator:
             )
         return step
 
-    def _reserve(self, steps: int, samples: int) -> None:
-        """Grow the arrays that hold one row a grid step or a tick."""
-        have = self._slots.trail.shape[1]
-        if steps > have:
-            grown = np.zeros((len(self._requests), 2 * steps, EGO_COLUMNS))
-            grown[:, :have] = self._slots.trail
-            self._slots = self._slots._replace(trail=grown)
-        have = self._series.shape[1]
-        if samples > have:
-            for name in ("_series", "_series_valid", "_series_time"):
-                old = getattr(self, name)
-                new = np.zeros((len(old), 2 * samples, *old.shape[2:]), old.dtype)
-                new[:, :have] = old
-                setattr(self, name, new)
+    def _keep(self, scenes: dict[str, Scene]) -> None:
+        """Make scenes resident."""
+        fresh = [scene for name, scene in scenes.items() if name not in self._bank]
+        if not fresh:
+            return
+        driving = (self._ledger.phase != IDLE).nonzero()[0].tolist()
+        # A failed slot's scene may be none.
+        busy = {slot: request.scene_id for slot in driving if (request := self._requests[slot]) is not None}
+        if self._bank.add(fresh, {*busy.values()}):
+            self._begun.forget()
+            for slot, scene_id in busy.items():
+                if scene_id in self._bank:
+                    self._slots.scene[slot] = self._bank.index(scene_id)
 
     # ------------------------------------------------------------ stepping
 
     def _fail(self, slot: int, failure: Failure) -> None:
-        self._ended[slot], self._failures[slot], self._phase[slot] = Ended.FAILED, failure, WAITING
+        self._ledger.ended[slot], self._failures[slot] = FAILED, failure
 
     def _settle(self) -> None:
         """Finish everything that was sent."""
-        queue, self._queue = self._queue, []
-        for slots, stop in queue:
-            self._apply(self._advance(slots, stop))
-        self._collect(set(self._running))
+        if self._queue:
+            sent = self._take_queue()
+            self._advance(*sent)
+            self._arrive(sent)
+        if self._running:
+            wait([future for future, _ in self._running])
+            self._collect()
 
-    def _collect(self, futures: set[Future[_Result]]) -> None:
-        for future in [f for f in self._running if f in futures]:
-            self._running.remove(future)
-            self._apply(future.result())
+    def _not_waiting(self, rows: NDArray[np.int64]) -> list[int]:
+        return [i for i in rows.tolist() if self._ledger.phase[i] != DELIVERED or self._ledger.ended[i] != RUNNING]
+
+    def _take_queue(self) -> _Sent:
+        queue, self._queue = self._queue, []
+        if len(queue) < 2:
+            return queue[0] if queue else NOTHING
+        return np.concatenate([rows for rows, _ in queue]), np.concatenate([stop for _, stop in queue])
+
+    def _collect(self) -> None:
+        """Take what the thread has done."""
+        running, self._running = self._running, []
+        for future, sent in running:
+            if future.done():
+                future.result()
+                self._arrive(sent)
+            else:
+                self._running.append((future, sent))
 
     @timed("simulate")
-    def _advance(self, slots: NDArray[np.int64], stop: NDArray[np.bool_]) -> _Result:
-        rows = slots[~stop]
-        ended = np.where(stop, np.int64(Ended.SCORED), np.int64(Ended.RUNNING))
-        events = np.zeros(len(rows), np.int64)
-        s = self._slots
-        last = np.minimum(self._last_step[rows], np.maximum(self._horizon_step[rows], s.handover[rows]))
-        plan_step_s = self._policy.plan_step_us * 1e-6
-        world.advance(self._bank.bank, s, rows, self._inner, plan_step_s, self._end_on, last, events)
-        code = np.full(len(rows), np.int64(Ended.RUNNING))
-        code[s.step[rows] >= self._last_step[rows]] = Ended.SCENE_END
-        code[s.step[rows] >= self._horizon_step[rows]] = Ended.HORIZON
-        code[events & state.EVENT_GOAL != 0] = Ended.GOAL
-        code[events & state.EVENT_OFFROAD != 0] = Ended.OFFROAD
-        code[events & state.EVENT_COLLISION != 0] = Ended.COLLISION
-        ended[~stop] = code
-        return _Result(slots, ended)
+    def _advance(self, rows: NDArray[np.int64], stop: NDArray[np.bool_]) -> None:
+        drive(self._bank.bank, self._slots, self._ledger, rows, stop, self._inner, self._plan_step_s, self._end_on)
 
-    def _apply(self, result: _Result) -> None:
-        self._ended[result.rows] = result.ended
-        self._phase[result.rows] = WAITING
-        moved = result.rows[result.ended != Ended.SCORED]
-        self._sample(moved)
-
-    def _sample(self, rows: NDArray[np.int64]) -> None:
-        """Keep the present measures of rows at or after their handover."""
-        s = self._slots
-        rows = rows[s.step[rows] >= s.handover[rows]]
-        k = self._samples[rows]
-        self._series[rows, k], self._series_valid[rows, k] = s.measures[rows], s.valid[rows]
-        self._series_time[rows, k] = s.step[rows] * STEP_US
-        self._samples[rows] += 1
-        self._recorder.samples(rows, s)
+    def _arrive(self, sent: _Sent) -> None:
+        rows, stop = sent
+        self._ledger.phase[rows] = WAITING
+        if self._recorder.active:
+            self._recorder.samples(rows[~stop], self._slots)
 
     # ------------------------------------------------------------ results
 
-    def _batch(self, rows: NDArray[np.int64]) -> TickBatch:
-        s = self._slots
-        requests = [self._requests[slot] for slot in rows]
-        ended = self._ended[rows].copy()
-        well = ended != Ended.FAILED
-        measures = _columns(s.measures[rows], s.valid[rows] & well[:, None])
-        previous = _columns(self._previous[rows], self._previous_valid[rows] & well[:, None])
-        warm = s.step[rows] < s.handover[rows]
-        since = s.step[rows] - s.handover[rows]
-        # Away from the handover, which alone is 0: a tick at either end may be cut short.
-        tick = np.where(warm, since // self._inner, -(-since // self._inner))
-        observation = self._observe(rows, well)
+    def _batch(self, rows: NDArray[np.int64], sent: _Sent) -> TickBatch:
+        """Drive what was sent and deliver rows."""
+        count, requests, failures = len(rows), self._requests, self._failures
+        slots = rows.tolist()
+        failure = [failures[slot] for slot in slots]
+        well, good = np.ones(count, bool), rows
+        if failure.count(None) < count:
+            well[:] = [one is None for one in failure]
+            good = rows[well]
+        tick, time_us, ended = np.empty((3, count), np.int64)
+        controls, shape = np.empty(count, bool), (2, len(state.MEASURES), count)
+        values, valid = np.empty(shape), np.empty(shape, bool)
+        ego, route, actors = self._room(len(good))
+        with timed("simulate" if len(sent[0]) else "observe"):
+            deliver(
+                *(self._bank.bank, self._slots, self._ledger, *sent, self._inner, self._plan_step_s, self._end_on),
+                *(rows, good, tick, time_us, ended, controls, values, valid, ego, route, actors),
+            )
+        if self._recorder.active:
+            self._recorder.samples(sent[0][~sent[1]], self._slots)
+        observation = self._observation(time_us, ego, route, actors, well)
         frames: tuple[Frame, ...] = ()
         if self._cameras is not None:
             with timed("render"):
-                seen, frames = self._cameras.observe(s, rows[well])
-            observation |= {name: _spread(array, well, len(rows)) for name, array in seen.items()}
-        batch = TickBatch(
-            slots=rows.astype(np.int64),
-            requests=[r for r in requests if r is not None],
-            tick=np.where(well, tick, 0),
-            controls=~warm & well,
+                seen, frames = self._cameras.observe(self._slots, good)
+            observation |= {name: _spread(array, well, count) for name, array in seen.items()}
+        over = ended.nonzero()[0].tolist() if ended.any() else []
+        return TickBatch(
+            slots=rows,
+            requests=[request for slot in slots if (request := requests[slot]) is not None],
+            tick=tick,
+            controls=controls,
             observation=observation,
-            observation_valid=well.copy(),
-            measures=measures,
-            measures_previous=previous,
-            labels=self._label(rows[well], well),
+            observation_valid=well,
+            measures=_columns(values[0], valid[0]),
+            measures_previous=_columns(values[1], valid[1]),
+            labels=self._label(good, well) if self._labels else {},
             ended=ended,
-            failure=[self._failures[slot] for slot in rows] if not well.all() else no_failures(len(rows)),
+            failure=failure,
             frames=frames,
-            episode_measures={int(r): self._complete(rows[r]) for r in np.flatnonzero((ended != Ended.RUNNING) & well)},
+            episode_measures={row: self._complete(slots[row]) for row in over if well[row]},
         )
-        self._phase[rows] = np.where(ended == Ended.RUNNING, DELIVERED, IDLE)
-        return batch
 
     def _complete(self, slot: int) -> dict[str, MeasureSeries]:
-        count = int(self._samples[slot])
-        times = self._series_time[slot, :count].copy()
-        values, valid = self._series[slot, :count].T.copy(), self._series_valid[slot, :count].T.copy()
+        books = self._ledger
+        count = int(books.samples[slot])
+        times = books.series_time[slot, :count].copy()
+        values, valid = books.series[slot, :count].T.copy(), books.series_valid[slot, :count].T.copy()
         out = {
             name: MeasureSeries(times, values[m], valid[m], _AGGREGATION.get(name, "last"))  # type: ignore[arg-type]
             for m, name in enumerate(state.MEASURES)
@@ -438,28 +443,35 @@ class EmbeddedSimulator:
         """Those of AlpaSim's measures that somebody asked for."""
         return [name for name, when in self.spec.measures.items() if when == "end"]
 
-    @timed("observe")
-    def _observe(self, rows: NDArray[np.int64], well: NDArray[np.bool_]) -> Observation:
-        bank, s, spec, n = self._bank.bank, self._slots, self._policy, len(rows)
-        good = rows[well]
-        out: Observation = {"time_us": np.where(well, s.step[rows] * STEP_US, 0)}
-        history = np.zeros((len(good), spec.history_steps, 7), np.float32)
-        mask = np.zeros((len(good), spec.history_steps), bool)
-        dynamics = np.zeros((len(good), 7), np.float32)
-        observe.observe_ego(bank, s, good, history, mask, dynamics, spec.history_step_us // STEP_US)
-        fields = {"ego_history_rig": history, "ego_history_mask": mask, "ego_dynamics_rig": dynamics}
-        if "route_rig" in spec.fields:
-            route = np.zeros((len(good), spec.route_points, 2), np.float32)
-            route_mask = np.zeros((len(good), spec.route_points), bool)
-            observe.observe_route(bank, s, good, route, route_mask, self._config.route_spacing_m)
-            fields |= {"route_rig": route, "route_mask": route_mask}
-        if "actors_rig" in spec.fields:
-            actors = np.zeros((len(good), spec.actors, 9), np.float32)
-            actors_mask = np.zeros((len(good), spec.actors), bool)
-            observe.observe_actors(bank, s, good, actors, actors_mask)
-            fields |= {"actors_rig": actors, "actors_mask": actors_mask}
-        return out | {name: _spread(array, well, n) for name, array in fields.items()}
+    def _room(self, count: int) -> tuple[tuple, tuple, tuple]:
+        """Arrays for the observations of so many slots, as `deliver` fills them."""
+        spec, float32 = self._policy, np.float32
+        history, route, actors = spec.history_steps, self._route_points, self._actors
+        return (
+            (
+                np.empty((count, history, 7), float32),
+                np.empty((count, history), bool),
+                np.empty((count, 7), float32),
+                spec.history_step_us // STEP_US,
+            ),
+            (np.empty((count, route, 2), float32), np.empty((count, route), bool), self._config.route_spacing_m),
+            (np.empty((count, actors, 9), float32), np.empty((count, actors), bool)),
+        )
 
+    def _observation(
+        self, time_us: NDArray[np.int64], ego: tuple, route: tuple, actors: tuple, well: NDArray[np.bool_]
+    ) -> Observation:
+        fields = {"ego_history_rig": ego[0], "ego_history_mask": ego[1], "ego_dynamics_rig": ego[2]}
+        if "route_rig" in self._policy.fields:
+            fields |= {"route_rig": route[0], "route_mask": route[1]}
+        if "actors_rig" in self._policy.fields:
+            fields |= {"actors_rig": actors[0], "actors_mask": actors[1]}
+        if len(ego[0]) < len(well):
+            fields = {name: _spread(array, well, len(well)) for name, array in fields.items()}
+        out: Observation = {"time_us": time_us}
+        return out | fields
+
+    @timed("observe")
     def _label(self, rows: NDArray[np.int64], well: NDArray[np.bool_]) -> Labels:
         bank, s, spec = self._bank.bank, self._slots, self._policy
         out: Labels = {}
@@ -476,7 +488,13 @@ class EmbeddedSimulator:
 
 
 def _columns(values: NDArray[np.float64], valid: NDArray[np.bool_]) -> Measures:
-    return Measures(dict(zip(state.MEASURES, values.T, strict=True)), dict(zip(state.MEASURES, valid.T, strict=True)))
+    """Measures [M,n] by name."""
+    return Measures(dict(zip(state.MEASURES, values, strict=True)), dict(zip(state.MEASURES, valid, strict=True)))
+
+
+def _plain(array: NDArray) -> NDArray:
+    """The array in the one form that kernels are compiled for."""
+    return array if array.flags.c_contiguous and array.flags.writeable else np.array(array, order="C")
 
 
 def _spread(array: NDArray, well: NDArray[np.bool_], count: int) -> NDArray:

@@ -16,7 +16,7 @@ import numpy as np
 
 from alpagym_runtime.kernels import inlined, kernel
 from alpagym_runtime.simulators.embedded.lane_map import GREEN, RED, YELLOW
-from alpagym_runtime.simulators.embedded.scene import KINDS
+from alpagym_runtime.simulators.embedded.scene import KINDS, MAX_ACTORS
 from alpagym_runtime.simulators.embedded.scene_bank import (
     ACTOR,
     ACTOR_N,
@@ -29,6 +29,7 @@ from alpagym_runtime.simulators.embedded.scene_bank import (
     SIGNAL_YELLOW,
     WIDTH,
 )
+from alpagym_runtime.simulators.embedded.state import ACTOR_COS, ACTOR_SIN, ACTOR_SPEED, ACTOR_X, ACTOR_Y, ACTOR_YAW
 from alpagym_runtime.simulators.embedded.vehicle import STEP_S
 
 # Columns of bank.agents.
@@ -40,7 +41,7 @@ STOP_ARC, STOP_GROUP, STOP_X, STOP_Y = range(4)
 # Columns of Slots.agents.
 ARC, SPEED, ACCELERATION, OFFSET, OFFSET_TARGET, WAITED, LANE, NEXT_STOP = range(8)
 
-# Columns of what agents see of each other.
+# Rows of what agents see of each other, see `make_view`.
 X, Y, COS, SIN, PACE, LONG, WIDE, ON_FOOT = range(8)
 
 PEDESTRIAN = KINDS.index("pedestrian")
@@ -74,17 +75,29 @@ def signal_state(bank, scene, group, time_s):
 
 
 @inlined
-def pose_on_path(bank, agent, arc, offset, out):
-    """Write centre x, y, yaw of a place on an agent's path (samples 1 m apart), `offset` m left of it."""
-    row = bank.agents[agent]
-    last = row[PATH_N] - 2
+def _pose_on_path(paths, first, last, arc, offset):
+    """Centre x, y, yaw and its cos and sin of a place `offset` m left of the path paths[first:first + last + 2]."""
     k = min(max(int(arc), 0), last)
-    t = arc - k
-    a, b = bank.paths[row[PATH] + k], bank.paths[row[PATH] + k + 1]
-    yaw = a[2] + t * (b[2] - a[2])
-    out[0] = a[0] + t * (b[0] - a[0]) - offset * math.sin(yaw)
-    out[1] = a[1] + t * (b[1] - a[1]) + offset * math.cos(yaw)
-    out[2] = yaw
+    t, p = arc - k, first + k
+    yaw = paths[p, 2] + t * (paths[p + 1, 2] - paths[p, 2])
+    cos, sin = math.cos(yaw), math.sin(yaw)
+    x = paths[p, 0] + t * (paths[p + 1, 0] - paths[p, 0]) - offset * sin
+    y = paths[p, 1] + t * (paths[p + 1, 1] - paths[p, 1]) + offset * cos
+    return x, y, yaw, cos, sin
+
+
+@inlined
+def _place(paths, meta, state, actors, a):
+    """Put an actor where its agent is on its path."""
+    x, y, yaw, cos, sin = _pose_on_path(paths, meta[a, PATH], meta[a, PATH_N] - 2, state[a, ARC], state[a, OFFSET])
+    actors[a, ACTOR_X], actors[a, ACTOR_Y], actors[a, ACTOR_YAW] = x, y, yaw
+    actors[a, ACTOR_SPEED], actors[a, ACTOR_COS], actors[a, ACTOR_SIN] = state[a, SPEED], cos, sin
+
+
+@kernel
+def make_view():
+    """Room for what the agents of one slot see: (around [8,MAX_ACTORS + 1], seen [MAX_ACTORS + 1])."""
+    return np.empty((8, MAX_ACTORS + 1)), np.empty(MAX_ACTORS + 1, np.uint8)
 
 
 @inlined
@@ -95,6 +108,7 @@ def begin_traffic(bank, slots, i):
     if bank.rows[scene, REACTIVE] == 0 or not slots.reactive[i]:
         _replay(bank, slots, i, scene, 0)
         return
+    meta = bank.agents[first : first + count]
     for a in range(count):
         number = bank.agent_numbers[first + a]
         state = slots.agents[i, a]
@@ -103,74 +117,86 @@ def begin_traffic(bank, slots, i):
         state[OFFSET], state[OFFSET_TARGET] = number[LATERAL], number[LATERAL]
         slots.leader[i, a] = NOBODY
         slots.present[i, a] = True
-        pose_on_path(bank, first + a, state[ARC], state[OFFSET], slots.actors[i, a])
-        slots.actors[i, a, 3] = state[SPEED]
-        slots.actors_before[i, a] = slots.actors[i, a]
+        _place(bank.paths, meta, slots.agents[i], slots.actors[i], a)
+        slots.actors_before[i, a] = slots.actors[i, a, :4]
 
 
 @inlined
-def step_traffic(bank, slots, i, ego):
-    """Move a slot's road users to its present step; `ego` is the ego's state one step ago, when they decided."""
+def step_traffic(bank, slots, i, ego, around, seen):
+    """Move a slot's road users to its present step; `ego` is the ego's state one step ago, when they decided.
+
+    `around` and `seen` are of `make_view`.
+    """
     scene, step = slots.scene[i], slots.step[i]
     if bank.rows[scene, REACTIVE] == 0 or not slots.reactive[i]:
         _replay(bank, slots, i, scene, step)
         return
     first, count = bank.rows[scene, ACTOR], bank.rows[scene, ACTOR_N]
-    around = np.empty((count + 1, 8))
+    meta = bank.agents[first : first + count]
     _look_around(bank, slots, i, ego, around)
     _decide(
-        *(bank.paths, bank.agents[first : first + count], bank.agent_numbers[first : first + count], bank.stops),
+        *(bank.paths, meta, bank.agent_numbers[first : first + count], bank.stops),
         bank.signals[bank.rows[scene, SIGNAL] : bank.rows[scene, SIGNAL] + bank.rows[scene, SIGNAL_N]],
         *(bank.numbers[scene, SIGNAL_CYCLE], bank.numbers[scene, SIGNAL_YELLOW]),
-        *(slots.present[i], slots.agents[i], slots.leader[i], around, step, (step - 1) * STEP_S),
+        *(slots.present[i], slots.agents[i], slots.leader[i], around, seen, count + 1, step, (step - 1) * STEP_S),
     )
-    for a in range(count):
-        if not slots.present[i, a]:
-            continue
-        state = slots.agents[i, a]
-        speed = max(state[SPEED] + state[ACCELERATION] * STEP_S, 0.0)
-        state[ARC] += (state[SPEED] + speed) / 2.0 * STEP_S
-        moved = min(LANE_CHANGE_MPS, speed) * STEP_S
-        state[OFFSET] += min(max(state[OFFSET_TARGET] - state[OFFSET], -moved), moved)
-        state[SPEED] = speed
-        if state[ARC] >= bank.agents[first + a, PATH_N] - 1.5:
-            slots.present[i, a] = False
-            continue
-        slots.actors_before[i, a] = slots.actors[i, a]
-        pose_on_path(bank, first + a, state[ARC], state[OFFSET], slots.actors[i, a])
-        slots.actors[i, a, 3] = speed
+    _move(bank.paths, meta, slots.present[i], slots.agents[i], slots.actors[i], slots.actors_before[i])
 
 
 @inlined
-def _decide(paths, meta, numbers, stops, signals, cycle, yellow, present, state, leaders, around, step, time_s):
-    """Every agent's acceleration. Arrays are passed one by one: handing over the bank costs 0.3 us a call."""
+def _move(paths, meta, present, state, actors, before):
+    """Every agent's next place; who comes to the end of its path leaves."""
     for a in range(len(meta)):
         if not present[a]:
             continue
-        if around[a, ON_FOOT] > 0.0:
-            state[a, ACCELERATION] = _walk(meta, numbers, stops, signals, cycle, yellow, state, around, a, time_s)
+        speed = max(state[a, SPEED] + state[a, ACCELERATION] * STEP_S, 0.0)
+        state[a, ARC] += (state[a, SPEED] + speed) / 2.0 * STEP_S
+        moved = min(LANE_CHANGE_MPS, speed) * STEP_S
+        state[a, OFFSET] += min(max(state[a, OFFSET_TARGET] - state[a, OFFSET], -moved), moved)
+        state[a, SPEED] = speed
+        if state[a, ARC] >= meta[a, PATH_N] - 1.5:
+            present[a] = False
+            continue
+        for k in range(4):
+            before[a, k] = actors[a, k]
+        _place(paths, meta, state, actors, a)
+
+
+@inlined
+def _decide(
+    paths, meta, numbers, stops, signals, cycle, yellow, present, state, leaders, around, seen, others, step, time_s
+):
+    """Every agent's acceleration. Arrays are passed one by one: handing over the bank costs 0.3 us a call."""
+    for a in range(others - 1):
+        if not present[a]:
+            continue
+        if around[ON_FOOT, a] > 0.0:
+            state[a, ACCELERATION] = _walk(
+                meta, numbers, stops, signals, cycle, yellow, state, around, others, a, time_s
+            )
         else:
             state[a, ACCELERATION] = _drive(
-                paths, meta, numbers, stops, signals, cycle, yellow, state, leaders, around, a, step, time_s
+                *(paths, meta, numbers, stops, signals, cycle, yellow, state, leaders),
+                *(around, seen, others, a, step, time_s),
             )
 
 
 @inlined
 def _look_around(bank, slots, i, ego, around):
-    """Everybody whom agents may meet, as rows [A+1,8]; the last is the ego, absent ones are far away."""
-    scene = slots.scene[i]
+    """Everybody whom agents may meet, as columns [8,A+1]; the last is the ego, absent ones are far away."""
+    scene, actors, present = slots.scene[i], slots.actors[i], slots.present[i]
     first, count = bank.rows[scene, ACTOR], bank.rows[scene, ACTOR_N]
     for a in range(count):
-        actor, size, row = slots.actors[i, a], bank.sizes[first + a], around[a]
-        row[X] = actor[0] if slots.present[i, a] else 1e9
-        row[Y], row[COS], row[SIN], row[PACE] = actor[1], math.cos(actor[2]), math.sin(actor[2]), actor[3]
-        row[LONG], row[WIDE] = size[0], size[1]
-        row[ON_FOOT] = 1.0 if bank.actors[first + a, 3] == PEDESTRIAN else 0.0
-    number, row = bank.numbers[scene], around[count]
-    row[COS], row[SIN], row[PACE] = math.cos(ego[2]), math.sin(ego[2]), ego[3]
-    row[X] = ego[0] + number[CENTRE_OFFSET] * row[COS]
-    row[Y] = ego[1] + number[CENTRE_OFFSET] * row[SIN]
-    row[LONG], row[WIDE], row[ON_FOOT] = number[LENGTH], number[WIDTH], 0.0
+        around[X, a] = actors[a, ACTOR_X] if present[a] else 1e9
+        around[Y, a], around[PACE, a] = actors[a, ACTOR_Y], actors[a, ACTOR_SPEED]
+        around[COS, a], around[SIN, a] = actors[a, ACTOR_COS], actors[a, ACTOR_SIN]
+        around[LONG, a], around[WIDE, a] = bank.sizes[first + a, 0], bank.sizes[first + a, 1]
+        around[ON_FOOT, a] = 1.0 if bank.actors[first + a, 3] == PEDESTRIAN else 0.0
+    number, cos, sin = bank.numbers[scene], math.cos(ego[2]), math.sin(ego[2])
+    around[COS, count], around[SIN, count], around[PACE, count] = cos, sin, ego[3]
+    around[X, count] = ego[0] + number[CENTRE_OFFSET] * cos
+    around[Y, count] = ego[1] + number[CENTRE_OFFSET] * sin
+    around[LONG, count], around[WIDE, count], around[ON_FOOT, count] = number[LENGTH], number[WIDTH], 0.0
 
 
 @inlined
@@ -183,8 +209,9 @@ def _replay(bank, slots, i, scene, step):
             continue
         now = bank.tracks[row[0] + step]
         before = bank.tracks[row[0] + step - 1] if step > row[1] else now
-        for k in range(4):
+        for k in range(6):
             slots.actors[i, a, k] = now[k]
+        for k in range(4):
             # Where it has just appeared there is no step before.
             slots.actors_before[i, a, k] = before[k] if step > row[1] else np.nan
 
@@ -205,13 +232,13 @@ def _gap(paths, first, last, arc, offset, around, a, o, dx, dy):
 
     The path is paths[first:first + last + 2]. Scalars are read one by one: a view of a row costs more than the test.
     """
-    cos, sin = around[a, COS], around[a, SIN]
+    cos, sin = around[COS, a], around[SIN, a]
     along = dx * cos + dy * sin
     across = dy * cos - dx * sin
     # A path turns by 45 degrees at most between here and there.
     if along < 0.0 or along > SIGHT_M or abs(across) > along + 4.0:
         return 1e9
-    x, y = around[a, X] + dx, around[a, Y] + dy
+    x, y = around[X, a] + dx, around[Y, a] + dy
     k = min(int(arc + along), last)
     # The straight guess falls short on bends: once more from there.
     p = first + k
@@ -220,30 +247,38 @@ def _gap(paths, first, last, arc, offset, around, a, o, dx, dy):
     cos, sin = paths[p, 4], paths[p, 5]
     ex, ey = x - paths[p, 0], y - paths[p, 1]
     lateral = ey * cos - ex * sin - offset
-    c = abs(around[o, COS] * cos + around[o, SIN] * sin)
-    s = abs(around[o, SIN] * cos - around[o, COS] * sin)
-    if abs(lateral) > (around[a, WIDE] + around[o, LONG] * s + around[o, WIDE] * c) / 2.0 + SIDE_MARGIN_M:
+    c = abs(around[COS, o] * cos + around[SIN, o] * sin)
+    s = abs(around[SIN, o] * cos - around[COS, o] * sin)
+    if abs(lateral) > (around[WIDE, a] + around[LONG, o] * s + around[WIDE, o] * c) / 2.0 + SIDE_MARGIN_M:
         return 1e9
     ahead = k + ex * cos + ey * sin - arc
     if ahead <= 0.0:
         return 1e9
-    return max(ahead - (around[a, LONG] + around[o, LONG] * c + around[o, WIDE] * s) / 2.0, 0.01)
+    return max(ahead - (around[LONG, a] + around[LONG, o] * c + around[WIDE, o] * s) / 2.0, 0.01)
 
 
 @inlined
-def _search(paths, first, last, a, arc, offset, around):
-    """Nearest road user in the corridor `offset` m left of an agent's path: (row of around, gap m)."""
-    mx, my = around[a, X], around[a, Y]
+def _search(paths, first, last, a, arc, offset, around, seen, others):
+    """Nearest road user in the corridor `offset` m left of an agent's path: (column of around, gap m)."""
+    mx, my, cos, sin = around[X, a], around[Y, a], around[COS, a], around[SIN, a]
+    # Who may be there at all; without branches, for several at a time.
+    for o in range(others):
+        dx, dy = around[X, o] - mx, around[Y, o] - my
+        along, across = dx * cos + dy * sin, dy * cos - dx * sin
+        near = (abs(dx) <= SIGHT_M) & (abs(dy) <= SIGHT_M)
+        ahead = (along >= 0.0) & (along <= SIGHT_M) & (abs(across) <= along + 4.0)
+        seen[o] = near & (ahead | (around[ON_FOOT, o] * around[PACE, o] > 0.3))
+    seen[a] = 0
     best, leader = 1e9, NOBODY
-    for o in range(len(around)):
-        dx, dy = around[o, X] - mx, around[o, Y] - my
-        if abs(dx) > SIGHT_M or abs(dy) > SIGHT_M or o == a:
+    for o in range(others):
+        if seen[o] == 0:
             continue
+        dx, dy = around[X, o] - mx, around[Y, o] - my
         gap = _gap(paths, first, last, arc, offset, around, a, o, dx, dy)
-        if gap >= 1e9 and around[o, ON_FOOT] * around[o, PACE] > 0.3:
+        if gap >= 1e9 and around[ON_FOOT, o] * around[PACE, o] > 0.3:
             # Somebody about to step into the corridor.
-            reach = 1.5 * around[o, PACE]
-            dx, dy = dx + reach * around[o, COS], dy + reach * around[o, SIN]
+            reach = 1.5 * around[PACE, o]
+            dx, dy = dx + reach * around[COS, o], dy + reach * around[SIN, o]
             gap = _gap(paths, first, last, arc, offset, around, a, o, dx, dy)
         if gap < best:
             best, leader = gap, o
@@ -253,51 +288,49 @@ def _search(paths, first, last, a, arc, offset, around):
 @inlined
 def _pace_along(around, a, o):
     """Speed m/s of `o` in the direction of `a`."""
-    return around[o, PACE] * (around[a, COS] * around[o, COS] + around[a, SIN] * around[o, SIN])
+    return around[PACE, o] * (around[COS, a] * around[COS, o] + around[SIN, a] * around[SIN, o])
 
 
 @inlined
-def _drive(paths, meta, numbers, stops, signals, cycle, yellow, state, leaders, around, a, step, time_s):
+def _drive(paths, meta, numbers, stops, signals, cycle, yellow, state, leaders, around, seen, others, a, step, time_s):
     """Acceleration m/s2 of a driving agent."""
     desired = numbers[a, DESIRED]
     if desired <= 0.0:
         return 0.0
     first, last = meta[a, PATH], meta[a, PATH_N] - 2
     arc, speed, offset, target = state[a, ARC], state[a, SPEED], state[a, OFFSET], state[a, OFFSET_TARGET]
-    bend = 0.0
-    for d in range(0, 20, 4):
-        bend = max(bend, abs(paths[first + min(int(arc) + d, last), 3]))
+    bend = paths[first + min(int(arc), last), 3]
     if bend * desired * desired > BEND_MPS2:
         desired = math.sqrt(BEND_MPS2 / bend)
     leader, gap, pace = leaders[a], 1e9, 0.0
     if (step + a) % SEARCH_EVERY == 0:
-        leader, gap = _search(paths, first, last, a, arc, target, around)
+        leader, gap = _search(paths, first, last, a, arc, target, around, seen, others)
         if offset != target:
             # Between lanes both count.
-            here, near = _search(paths, first, last, a, arc, offset, around)
+            here, near = _search(paths, first, last, a, arc, offset, around, seen, others)
             if near < gap:
                 leader, gap = here, near
         leaders[a] = leader
     elif leader != NOBODY:
-        dx, dy = around[leader, X] - around[a, X], around[leader, Y] - around[a, Y]
+        dx, dy = around[X, leader] - around[X, a], around[Y, leader] - around[Y, a]
         gap = _gap(paths, first, last, arc, target, around, a, leader, dx, dy)
     if leader != NOBODY:
         pace = _pace_along(around, a, leader)
     answer = _idm(speed, desired, gap, speed - pace)
     free = meta[a, LANES_LEFT] + meta[a, LANES_RIGHT] > 0
     if free and (step + 3 * a) % 10 == 0 and offset == target:
-        _consider_lane(paths, meta, numbers, state, around, a, desired, answer)
+        _consider_lane(paths, meta, numbers, state, around, seen, others, a, desired, answer)
     if int(state[a, NEXT_STOP]) < meta[a, STOP_N]:
-        stop = _stop_distance(meta, stops, signals, cycle, yellow, state, around, a, time_s)
+        stop = _stop_distance(meta, stops, signals, cycle, yellow, state, around, others, a, time_s)
         if stop < 1e9:
             answer = min(answer, _idm(speed, desired, max(stop + STANDSTILL_M - 0.5, 0.1), speed))
     return answer
 
 
 @inlined
-def _stop_distance(meta, stops, signals, cycle, yellow, state, around, a, time_s):
+def _stop_distance(meta, stops, signals, cycle, yellow, state, around, others, a, time_s):
     """Distance m from an agent's front to the next place where it has to wait now; 1e9 for none."""
-    front = state[a, ARC] + around[a, LONG] / 2.0
+    front = state[a, ARC] + around[LONG, a] / 2.0
     first, count, k = meta[a, STOP], meta[a, STOP_N], int(state[a, NEXT_STOP])
     while k < count and stops[first + k, STOP_ARC] - front <= -1.0:
         k += 1
@@ -317,35 +350,37 @@ def _stop_distance(meta, stops, signals, cycle, yellow, state, around, a, time_s
     if ahead < 25.0 and not math.isnan(stops[first + k, STOP_X]):
         if speed < 0.5 and ahead < 4.0:
             state[a, WAITED] += STEP_S
-        if _somebody_first(state, around, a, stops[first + k, STOP_X], stops[first + k, STOP_Y]):
+        if _somebody_first(state, around, others, a, stops[first + k, STOP_X], stops[first + k, STOP_Y]):
             return max(ahead, 0.1)
     return 1e9
 
 
 @inlined
-def _somebody_first(state, around, a, x, y):
+def _somebody_first(state, around, others, a, x, y):
     """Whether traffic on another path reaches the conflict at x, y before this agent has cleared it."""
-    to_clear = around[a, LONG] + math.hypot(x - around[a, X], y - around[a, Y])
-    clear_s = to_clear / max(around[a, PACE], 4.0) + 1.0
+    to_clear = around[LONG, a] + math.hypot(x - around[X, a], y - around[Y, a])
+    clear_s = to_clear / max(around[PACE, a], 4.0) + 1.0
     if state[a, WAITED] > PATIENCE_S:
         clear_s = min(clear_s, 1.5)
-    for o in range(len(around)):
-        dx, dy = x - around[o, X], y - around[o, Y]
-        if abs(dx) > 70.0 or abs(dy) > 70.0 or o == a:
+    for o in range(others):
+        dx, dy = x - around[X, o], y - around[Y, o]
+        # No root for those who are too far to matter.
+        reach = max(3.5, clear_s * around[PACE, o]) + 1e-6
+        if abs(dx) > 70.0 or abs(dy) > 70.0 or dx * dx + dy * dy > reach * reach or o == a:
             continue
-        if around[o, COS] * around[a, COS] + around[o, SIN] * around[a, SIN] > 0.8:
+        if around[COS, o] * around[COS, a] + around[SIN, o] * around[SIN, a] > 0.8:
             continue
         away = math.hypot(dx, dy)
         if away < 3.5:
             return True
-        toward = dx * around[o, COS] + dy * around[o, SIN]
-        if around[o, PACE] > 0.5 and toward > 0.8 * away and away < clear_s * around[o, PACE]:
+        toward = dx * around[COS, o] + dy * around[SIN, o]
+        if around[PACE, o] > 0.5 and toward > 0.8 * away and away < clear_s * around[PACE, o]:
             return True
     return False
 
 
 @kernel
-def _consider_lane(paths, meta, numbers, state, around, a, desired, now):
+def _consider_lane(paths, meta, numbers, state, around, seen, others, a, desired, now):
     """Start a lane change if it gains 0.4 m/s2 or more and leaves whoever is behind there enough room."""
     first, last, width = meta[a, PATH], meta[a, PATH_N] - 2, numbers[a, LANE_WIDTH]
     arc, speed, offset = state[a, ARC], state[a, SPEED], state[a, OFFSET]
@@ -354,20 +389,20 @@ def _consider_lane(paths, meta, numbers, state, around, a, desired, now):
         lane = state[a, LANE] + side
         if lane > meta[a, LANES_LEFT] or -lane > meta[a, LANES_RIGHT]:
             continue
-        leader, gap = _search(paths, first, last, a, arc, offset + side * width, around)
+        leader, gap = _search(paths, first, last, a, arc, offset + side * width, around, seen, others)
         pace = _pace_along(around, a, leader) if leader != NOBODY else 0.0
         gain = _idm(speed, desired, gap, speed - pace)
         if gain <= best or gap < 6.0 + 0.5 * speed:
             continue
         room = True
-        for o in range(len(around)):
-            dx, dy = around[o, X] - around[a, X], around[o, Y] - around[a, Y]
-            along = dx * around[a, COS] + dy * around[a, SIN]
-            across = dy * around[a, COS] - dx * around[a, SIN]
-            reach = (around[o, LONG] + around[a, LONG]) / 2.0
+        for o in range(others):
+            dx, dy = around[X, o] - around[X, a], around[Y, o] - around[Y, a]
+            along = dx * around[COS, a] + dy * around[SIN, a]
+            across = dy * around[COS, a] - dx * around[SIN, a]
+            reach = (around[LONG, o] + around[LONG, a]) / 2.0
             if o == a or abs(across - side * width) > 1.9 or along > reach or _pace_along(around, a, o) < 0.0:
                 continue
-            pace = around[o, PACE]
+            pace = around[PACE, o]
             if -along < reach + 3.0 + max(pace - speed, 0.0) * 2.5 + 0.3 * pace:
                 room = False
         if room:
@@ -378,7 +413,7 @@ def _consider_lane(paths, meta, numbers, state, around, a, desired, now):
 
 
 @inlined
-def _walk(meta, numbers, stops, signals, cycle, yellow, state, around, a, time_s):
+def _walk(meta, numbers, stops, signals, cycle, yellow, state, around, others, a, time_s):
     """Acceleration m/s2 of somebody on foot: to the desired pace; at the kerb perhaps waits for a gap or for green."""
     pace = numbers[a, DESIRED]
     first, count, k = meta[a, STOP], meta[a, STOP_N], int(state[a, NEXT_STOP])
@@ -389,7 +424,7 @@ def _walk(meta, numbers, stops, signals, cycle, yellow, state, around, a, time_s
         group, x, y = int(stops[first + k, STOP_GROUP]), stops[first + k, STOP_X], stops[first + k, STOP_Y]
         wait = group >= 0 and _colour(signals[group, 0], signals[group, 1], cycle, yellow, time_s) != GREEN
         if not wait and meta[a, YIELDS] != 0 and not math.isnan(x):
-            wait = _somebody_first(state, around, a, x, y)
+            wait = _somebody_first(state, around, others, a, x, y)
         if wait:
             pace = 0.0
     return min(max((pace - state[a, SPEED]) / 0.3, -4.0), 2.0)
@@ -425,7 +460,8 @@ def forecast(bank, slots, i, steps, every, out, exists):
                 moved += max(state[SPEED] + state[ACCELERATION] * ramp, 0.0) * max(t - ramp, 0.0)
                 shift = min(max(state[OFFSET_TARGET] - state[OFFSET], -LANE_CHANGE_MPS * t), LANE_CHANGE_MPS * t)
                 arc = min(min(state[ARC] + moved, limit), last)
-                pose_on_path(bank, first + a, arc, state[OFFSET] + shift, out[a, k])
+                x, y, yaw, _, _ = _pose_on_path(bank.paths, row[PATH], row[PATH_N] - 2, arc, state[OFFSET] + shift)
+                out[a, k, 0], out[a, k, 1], out[a, k, 2] = x, y, yaw
             continue
         row = bank.actors[first + a]
         for k in range(steps):

@@ -32,12 +32,14 @@ from alpagym_runtime.simulators.embedded.state import (
     JERK,
     OFFROAD,
     PROGRESS,
+    RED_LIGHTS,
     TO_COLLISION,
 )
-from alpagym_runtime.simulators.embedded.traffic import begin_traffic, step_traffic
+from alpagym_runtime.simulators.embedded.traffic import begin_traffic, make_view, step_traffic
 from alpagym_runtime.simulators.embedded.vehicle import (
     ACCELERATION_MAX_MPS2,
     EGO_ACCELERATION,
+    EGO_COLUMNS,
     EGO_LATERAL,
     EGO_SLIP,
     EGO_SPEED,
@@ -55,6 +57,7 @@ from alpagym_runtime.simulators.embedded.vehicle import (
 @kernel
 def begin(bank, slots, rows, scenes, handovers, starts):
     """Put slots on the recorded drive at grid index `starts` (≤ handover; earlier ones are warm-up)."""
+    around, seen = make_view()
     for r in range(len(rows)):
         i, scene = rows[r], scenes[r]
         slots.scene[i], slots.step[i], slots.start[i], slots.handover[i] = scene, starts[r], starts[r], handovers[r]
@@ -67,7 +70,7 @@ def begin(bank, slots, rows, scenes, handovers, starts):
         begin_traffic(bank, slots, i)
         for k in range(1, starts[r] + 1):
             slots.step[i] = k
-            step_traffic(bank, slots, i, slots.trail[i, k - 1])
+            step_traffic(bank, slots, i, slots.trail[i, k - 1], around, seen)
         slots.state[i] = slots.trail[i, starts[r]]
         slots.hit[i] = False
         slots.frozen[i] = False
@@ -98,7 +101,7 @@ def _hand_over(bank, slots, i):
     slots.arc[i] = -1e18
     slots.measures[i] = 0.0
     slots.valid[i] = False
-    for m in (COLLISIONS, AT_FAULT, OFFROAD, INITIAL):
+    for m in (COLLISIONS, AT_FAULT, OFFROAD, INITIAL, RED_LIGHTS):
         slots.valid[i, m] = True
     slots.measures[i, INITIAL] = 1.0 if (slots.off[i] or touching > 0) else 0.0
     report(bank, slots, i, state[EGO_ACCELERATION], state[EGO_LATERAL])
@@ -183,7 +186,8 @@ def advance(bank, slots, rows, inner_steps, plan_step_s, end_on, last_steps, eve
 
     events [n] returns the EVENT bits that ended the slot, 0 otherwise; bits not in `end_on` freeze the measures only.
     """
-    ahead = np.empty((64, 3))
+    ahead, before = np.empty((64, 3)), np.empty(EGO_COLUMNS)
+    around, seen = make_view()
     for r in range(len(rows)):
         i = rows[r]
         scene, state = slots.scene[i], slots.state[i]
@@ -197,21 +201,26 @@ def advance(bank, slots, rows, inner_steps, plan_step_s, end_on, last_steps, eve
                 slots.valid[i, m] = False
             slots.valid[i, TO_COLLISION] = False
         for inner in range(inner_steps):
-            if slots.step[i] < slots.handover[i]:
-                slots.step[i] += 1
-                slots.state[i] = slots.trail[i, slots.step[i]]
-                step_traffic(bank, slots, i, slots.trail[i, slots.step[i] - 1])
+            warm = slots.step[i] < slots.handover[i]
+            for k in range(EGO_COLUMNS):
+                before[k] = state[k]
+            if not warm:
+                _drive_ego(slots, i, inner, plan_step_s, number[WHEELBASE], ahead)
+            slots.step[i] += 1
+            kept = slots.trail[i, slots.step[i]]
+            for k in range(EGO_COLUMNS):
+                if warm:
+                    state[k] = kept[k]
+                else:
+                    kept[k] = state[k]
+            step_traffic(bank, slots, i, before, around, seen)
+            if warm:
                 segment, _, _ = project(bank, scene, slots.segment[i], state[0], state[1], 10.0, 40.0)
                 slots.segment[i] = segment
                 if slots.step[i] == slots.handover[i]:
                     _hand_over(bank, slots, i)
                     break
                 continue
-            before = state.copy()
-            _drive_ego(slots, i, inner, plan_step_s, number[WHEELBASE], ahead)
-            slots.step[i] += 1
-            slots.trail[i, slots.step[i]] = state
-            step_traffic(bank, slots, i, before)
             happened = 0
             if not slots.frozen[i]:
                 new, fault = new_contacts(bank, slots, i, before, True)
