@@ -16,6 +16,7 @@ import typer
 from alpagym_host import episodes
 from alpagym_host.checkpoint_commands import checkpoint
 from alpagym_host.doctor_command import doctor
+from alpagym_host.pai_commands import pai
 from alpagym_host.report_command import report
 from alpagym_host.scene_commands import scenes
 from alpagym_plugins import GROUPS, ConfigError, PluginError
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 app.add_typer(scenes, name="scenes")
 app.add_typer(checkpoint, name="checkpoint")
+app.add_typer(pai, name="pai")
 app.add_typer(episodes.app, name="episodes")
 app.command("replay")(episodes.replay)
 app.command("report")(report)
@@ -40,7 +42,7 @@ app.command("doctor")(doctor)
 
 _COMMANDS = (
     *("train", "evaluate", "rollout", "resume", "drive", "check"),
-    *("plugins", "doctor", "scenes", "episodes", "replay", "checkpoint", "report"),
+    *("plugins", "doctor", "scenes", "episodes", "replay", "checkpoint", "report", "pai"),
 )
 
 Overrides = Annotated[
