@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alpagym_runtime.envs.core import DrivingCore, build_terms
+from alpagym_runtime.envs.core import DrivingCore, build_terms, reward_labels
 from alpagym_runtime.episodes.store import EpisodeStore, Keep
 from alpagym_runtime.errors import ConfigError, CorruptFileError, SimulatorError
 from alpagym_runtime.files import read_json, remove_partials, strict, write_json
@@ -174,7 +174,7 @@ class Run:
         self, split: str, policy_spec: PolicySpec, labels: Sequence[str] = (), scenes: int | None = None
     ) -> DrivingCore:
         """A core over a split of the dataset; made once, with its first `scenes` (None: all) loaded under a bar."""
-        labels = sorted({*labels, *self.config.store.labels})
+        labels = sorted({*labels, *self.config.store.labels, *reward_labels(self.config.reward)})
         # Specs hold mappings, so their text is the key.
         key = (split, json.dumps(strict(_plain(policy_spec)), sort_keys=True), tuple(labels))
         if key not in self._cores:

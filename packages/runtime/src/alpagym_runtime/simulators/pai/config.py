@@ -1,11 +1,19 @@
-"""The one rule by which chunks are written everywhere."""
+"""Options of the open-loop world, and the one rule by which chunks are written everywhere."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from alpagym_plugins import ConfigError
+from alpagym_plugins import ConfigError, check_choice, check_range
+
+if TYPE_CHECKING:
+    from alpagym_runtime.simulators.pai.simulator import PaiSimulator
+
+SCORED = ("plan", "round_trip", "tokens", "text")
+LABELS = ("target_plan_rig", "recorded_plan_rig", "cot_utf8")
 
 _RANGE = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
 
@@ -39,3 +47,34 @@ def parse_chunks(value: Any, key: str = "chunk_ids") -> list[int] | None:
             )
         found.update(range(first, end))
     return sorted(found)
+
+
+@dataclass
+class PaiConfig:
+    """The open-loop world: a sample of the PhysicalAI-AV dataset, one plan, one score.
+
+    Attributes:
+        scored: what is scored: plan (the decision's) | round_trip (the plan through the trajectory tokens and back, as
+            the published rewards do) | tokens (the trace `tokens`) | text (the trace `text`, a completion).
+        workers: processes that decode pictures; 0 decodes in this one.
+        cache_mb: shared memory for decoded samples, MiB; the least recently used ones go first.
+        max_gap_s: a sample whose recorded motion has a larger gap is left out and counted.
+
+    """
+
+    scored: str = "plan"
+    workers: int = 2
+    cache_mb: int = 1024
+    max_gap_s: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_choice("scored", self.scored, SCORED)
+        check_range("workers", self.workers, minimum=0, maximum=256)
+        check_range("cache_mb", self.cache_mb, minimum=1, maximum=1_000_000)
+        check_range("max_gap_s", self.max_gap_s, above=0)
+
+    def build(self, policy_spec: Any, dataset: Any, slots: int, labels: Sequence[str]) -> PaiSimulator:
+        """A simulator with `slots` slots over the dataset's split, delivering what `policy_spec` and `labels` name."""
+        from alpagym_runtime.simulators.pai.simulator import PaiSimulator
+
+        return PaiSimulator(self, policy_spec, dataset, slots, labels)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -155,7 +154,20 @@ def frame_ids(clip_id: str, camera: str, numbers: NDArray[np.int64]) -> NDArray[
     return np.array(ids, np.uint64)
 
 
-def picture_bytes(layout: Layout, native: Sequence[int] = (1080, 1920)) -> int:
-    """Bytes of one sample's pictures."""
-    sizes = [native if size == (0, 0) else size for size in layout.cameras.values()]
-    return sum(layout.frames * height * width * 3 for height, width in sizes)
+def motion_array(motion: Motion) -> NDArray[np.float64]:
+    """A motion as one flat array."""
+    return np.concatenate([motion.history_rig.reshape(-1), motion.future_rig.reshape(-1), motion.dynamics_rig])
+
+
+def motion_of(array: NDArray[np.float64], layout: Layout) -> Motion:
+    """The inverse of `motion_array`."""
+    history, future = 7 * layout.history_steps, 7 * layout.plan_steps
+    return Motion(
+        array[:history].reshape(-1, 7), array[history : history + future].reshape(-1, 7), array[history + future :]
+    )
+
+
+def part_bytes(layout: Layout) -> dict[str, int]:
+    """Bytes of each part of a sample: "" for the motion, then the cameras."""
+    sizes = {"": 8 * (7 * layout.history_steps + 7 * layout.plan_steps + 7)}
+    return sizes | {name: layout.frames * h * w * 3 for name, (h, w) in layout.cameras.items()}

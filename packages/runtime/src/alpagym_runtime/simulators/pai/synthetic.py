@@ -413,7 +413,7 @@ def _write_chunk(
         ("camera_intrinsics", "camera_name", [intrinsics(camera, flags.width, flags.height) for _, camera in both]),
         ("sensor_extrinsics", "sensor_name", [extrinsics(camera) for _, camera in both]),
     ):
-        columns = {"clip_id": [clip for clip, _ in both], level: [camera for _, camera in both]}
+        columns: dict[str, Any] = {"clip_id": [clip for clip, _ in both], level: [camera for _, camera in both]}
         columns |= {key: [row[key] for row in rows] for key in rows[0]}
         _write_calibration(out, name, chunk, table_bytes(columns, ("clip_id", level)))
     dimensions: dict[str, Any] = {"clip_id": list(drives)} | {
