@@ -178,6 +178,8 @@ class EvaluationSection:
         every_updates: training steps between evaluations on val, which choose the best checkpoint; 0: none.
         bootstrap: resamples behind an interval.
         videos: whether the best, median and worst drive of the final evaluation are driven again and filmed.
+        samples: open-loop worlds only: plans drawn a scene and seed, for the minADE family; 0 takes the mean plan.
+        temperature, top_p: of these draws; the defaults are the published ones.
 
     """
 
@@ -185,6 +187,9 @@ class EvaluationSection:
     every_updates: int = 10
     bootstrap: int = 2000
     videos: bool = True
+    samples: int = 0
+    temperature: float = 0.6
+    top_p: float = 0.98
 
     def __post_init__(self) -> None:
         if not self.seeds:
@@ -193,6 +198,9 @@ class EvaluationSection:
             raise ConfigError(f"names a seed twice: {self.seeds}", key="seeds")
         check_range("every_updates", self.every_updates, minimum=0)
         check_range("bootstrap", self.bootstrap, minimum=100, maximum=1_000_000)
+        check_range("samples", self.samples, minimum=0, maximum=1024)
+        check_range("temperature", self.temperature, above=0, maximum=100)
+        check_range("top_p", self.top_p, above=0, maximum=1)
 
 
 @dataclass

@@ -152,6 +152,10 @@ class Span:
     before_us: int = 1_600_000
     after_us: int = 6_400_000
 
+    def fits(self, time_us: int) -> bool:
+        """Whether a clip has so much around a time."""
+        return self.before_us <= time_us and time_us + self.after_us <= CLIP_US
+
 
 class PaiDataset:
     """The samples of a dataset section, over all splits.
@@ -381,7 +385,7 @@ class PaiDataset:
         return next((split for split in SPLITS if self._splits[split][row]), "")
 
     def _fits(self, time_us: int) -> bool:
-        return self.span.before_us <= time_us and time_us + self.span.after_us <= CLIP_US
+        return self.span.fits(time_us)
 
 
 def _few(items: Any, most: int = 8) -> str:
