@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from alpagym_runtime.errors import ConfigError
-from alpagym_runtime.geometry import quaternion_from_yaw, quaternion_product, quaternion_to_xyzw
+from alpagym_runtime.geometry import local_to_rig, quaternion_from_yaw, quaternion_product, quaternion_to_xyzw
 from alpagym_runtime.simulators.pai.clips import CLIP_US
 from alpagym_runtime.simulators.pai.tree import REPOSITORY
 
@@ -167,44 +167,48 @@ def egomotion_columns(drive: Drive) -> dict[str, Any]:
 
 
 def obstacle_columns(drive: Drive, rng: np.random.Generator) -> dict[str, Any]:
-    """Labels of a leader 25 m ahead, a parked car beside the road and a pedestrian, in the anchor frame, at 10 Hz."""
-    times = np.arange(0, CLIP_US + 1, OBSTACLE_STEP_US, dtype=np.int64)
-    rows: dict[str, list[Any]] = {name: [] for name in OBSTACLE_NAMES}
-    ahead_us = 2_500_000
-    leader = drive.at(np.minimum(times + ahead_us, drive.time_us[-1]))
-    parked = drive.at(np.array([11_000_000]))[0]
-    side = rng.uniform(3.0, 4.5)
+    """Labels of a leader 2.5 s ahead, a parked car beside the road and a walker; ten a second, each track's own phase.
+
+    A label is in the rig frame at its own time.
+    """
+    rows: dict[str, list[Any]] = {name: [] for name in OBSTACLE_COLUMNS}
+    parked, walker = drive.at(np.array([11_000_000, 14_000_000]))
+    side = rng.uniform(4.5, 6.0)
     beside = parked[:2] + side * np.array([np.sin(parked[2]), -np.cos(parked[2])])
-    walker = drive.at(np.array([14_000_000]))[0]
     away = walker[:2] + 7.0 * np.array([-np.sin(walker[2]), np.cos(walker[2])])
     forward = np.array([np.cos(walker[2]), np.sin(walker[2])])
-    tracks = [
-        ("leader", "automobile", (4.6, 1.9, 1.5), leader[:, :2], leader[:, 2]),
-        (
-            "parked",
-            "automobile",
-            (4.4, 1.8, 1.5),
-            np.repeat(beside[None], len(times), 0),
-            np.full(len(times), parked[2]),
-        ),
-        (
-            "walker",
-            "person",
-            (0.6, 0.6, 1.75),
-            away + 1.2 * (times * 1e-6)[:, None] * forward,
-            np.full(len(times), walker[2]),
-        ),
-    ]
-    for name, label, size, xy, yaw in tracks:
-        quaternion = quaternion_to_xyzw(quaternion_from_yaw(yaw))
-        for i, time in enumerate(times.tolist()):
-            values = (time, [*xy[i].tolist(), size[2] / 2.0], list(size), quaternion[i].tolist(), name, label)
-            for key, value in zip(OBSTACLE_NAMES, values, strict=True):
-                rows[key].append(value)
+    for k, (name, label, size) in enumerate(OBSTACLES):
+        times = np.arange(k * 30_000, CLIP_US + 1, OBSTACLE_STEP_US, dtype=np.int64)
+        if name == "leader":
+            states = drive.at(np.minimum(times + 2_500_000, drive.time_us[-1]))
+            xy, yaw = states[:, :2], states[:, 2]
+        elif name == "parked":
+            xy, yaw = np.tile(beside, (len(times), 1)), np.full(len(times), parked[2])
+        else:
+            xy, yaw = away + 1.2 * (times * 1e-6)[:, None] * forward, np.full(len(times), walker[2])
+        rig = drive.at(times)
+        seen = local_to_rig(xy, rig[:, :3])
+        xyzw = quaternion_to_xyzw(quaternion_from_yaw(yaw - rig[:, 2]))
+        values: dict[str, Any] = {"timestamp_us": times, "source": "synthetic", "track_id": name, "label_class": label}
+        values |= {"center_x": seen[:, 0], "center_y": seen[:, 1], "center_z": size[2] / 2.0}
+        values |= dict(zip(("size_x", "size_y", "size_z"), size, strict=True))
+        values |= {f"orientation_{axis}": xyzw[:, i] for i, axis in enumerate("xyzw")}
+        values |= {"reference_frame": "rig", "reference_frame_timestamp_us": times}
+        for key, value in values.items():
+            rows[key] += value.tolist() if isinstance(value, np.ndarray) else [value] * len(times)
     return rows
 
 
-OBSTACLE_NAMES = ("timestamp_us", "center_xyz", "size_xyz", "orientation_xyzw", "track_id", "label_class")
+OBSTACLES = (
+    ("leader", "automobile", (4.6, 1.9, 1.5)),
+    ("parked", "automobile", (4.4, 1.8, 1.5)),
+    ("walker", "person", (0.6, 0.6, 1.75)),
+)
+OBSTACLE_COLUMNS = (
+    *("timestamp_us", "source", "track_id", "label_class", "center_x", "center_y", "center_z"),
+    *("size_x", "size_y", "size_z", "orientation_x", "orientation_y", "orientation_z", "orientation_w"),
+    *("reference_frame", "reference_frame_timestamp_us"),
+)
 
 
 # ---------------------------------------------------------------- pictures
