@@ -433,9 +433,9 @@ def make(**settings) -> gymnasium.Env:
     return gymnasium.make("alpagym_runtime:alpagym/PAI-v0", path=str(shared_tree()), **settings)
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_gymnasiums_checker_is_content(nested):
-    env = make(cameras=["front_wide_120fov"], height=36, width=64, frames=2, nested=nested)
+@pytest.mark.parametrize("layout", ["flat", "nested"])
+def test_gymnasiums_checker_is_content(layout):
+    env = make(cameras=["front_wide_120fov"], height=36, width=64, frames=2, layout=layout)
     check_env(env.unwrapped, skip_render_check=True)
     env.close()
 
@@ -472,6 +472,38 @@ def test_a_completion_of_the_recording_is_scored_with_its_words():
     assert info["details"]["pai_joint"]["reasoning_score"] == 0.0
     assert reward > -0.002
     env.close()
+
+
+@pytest.mark.parametrize("action_type", ["plan", "xy", "tokens"])
+def test_the_vector_environment_gives_what_single_ones_give(action_type):
+    settings = {"action_type": action_type, "path": str(shared_tree())}
+    vector = gymnasium.make_vec(
+        "alpagym_runtime:alpagym/PAI-v0", num_envs=3, vectorization_mode="vector_entry_point", **settings
+    )
+    singles = [make(action_type=action_type) for _ in range(3)]
+    vector.action_space.seed(5)
+    seen, info = vector.reset(seed=7)
+    starts = [env.reset(seed=7 + i) for i, env in enumerate(singles)]
+    assert info["scene_id"].tolist() == [start["scene_id"] for _, start in starts]
+    actions = vector.action_space.sample()
+    _, rewards, terminated, truncated, info = vector.step(actions)
+    assert terminated.all()
+    assert not truncated.any()
+    for i, env in enumerate(singles):
+        for name, array in starts[i][0].items():
+            assert (seen[name][i] == array).all(), name
+        _, reward, _, _, own = env.step(actions[i])
+        assert rewards[i] == reward
+        assert {name: values[i] for name, values in info["measures"].items()} == own["measures"]
+        assert info["details"]["pai_motion"]["traj_L2"][i] == own["details"]["pai_motion"]["traj_L2"]
+        env.close()
+    vector.step(actions)  # resets: the next samples
+    vector.close()
+
+
+def test_texts_are_for_the_single_environment():
+    with pytest.raises(ConfigError, match="texts are no arrays"):
+        gymnasium.make_vec("alpagym_runtime:alpagym/PAI-v0", num_envs=2, action_type="text", path=str(shared_tree()))
 
 
 def test_an_unknown_scene_is_an_error():

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alpagym_runtime.errors import SimulatorError
-from alpagym_runtime.rewards.base import Float, Term, driven, require
+from alpagym_runtime.rewards.base import Float, Term, require
 from alpagym_runtime.rewards.pai_config import PaiJointConfig, PaiMotionConfig
 from alpagym_runtime.rewards.reasoning import ReasoningGrader, make_grader
 from alpagym_runtime.simulators.pai.completion import reasoning_of
@@ -87,7 +87,7 @@ class PaiJoint(Term):
             )
         score, words = np.full(len(batch), -1.0), np.zeros(len(batch), bool)
         asked = []
-        for row in np.flatnonzero(driven(batch)).tolist():
+        for row in np.flatnonzero(batch.driven).tolist():
             data = np.asarray(trace.values[trace.offsets[row] : trace.offsets[row + 1]], np.uint8)
             cot = reasoning_of(data.tobytes().decode(errors="replace"))
             mask = batch.labels["cot_utf8_mask"][row]
@@ -106,4 +106,4 @@ def _of(batch: TickBatch, name: str) -> Float:
 
 
 def _gated(batch: TickBatch, gate: Float, value: Float) -> Float:
-    return np.where(driven(batch), np.where(gate == 0.0, value, -1.0), 0.0)
+    return np.where(batch.driven, np.where(gate == 0.0, value, -1.0), 0.0)

@@ -116,8 +116,9 @@ def compare(before: Sequence[Sequence[Row]], after: Sequence[Sequence[Row]], res
 
     Returns:
         n, pairs; scenes; runs; left_out by reason; `driving_score`, `reward`, `progress` and, where both have them, the
-        distances of `open_loop` by name: the mean of after − before with its interval; `rates`: by rate before, after, the difference and the ratio after / before, each with its
-        interval (a ratio is None where `before` has none); `by_family`: the difference of the driving score.
+        distances of `open_loop` by name: the mean of after − before with its interval; `rates`: by rate before, after,
+        the difference and the ratio after / before, each with its interval (a ratio is None where `before` has none);
+        `by_family`: the difference of the driving score.
 
     """
     assert len(before) == len(after), "each run of one side pairs with a run of the other"
