@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 # What these presets cannot know; a dry run neither reads nor calls it.
-MORE = {f"dataset={source}": ["dataset.path=recordings"] for source in ("commonroad", "files")}
+MORE = {f"dataset={source}": ["dataset.path=recordings"] for source in ("commonroad", "files", "pai")}
 SMALL = ("dataset.test_scenes=1", "expected_valid_steps=3", "evaluation.bootstrap=100", "rollout.slots=2")
 
 pytestmark = [

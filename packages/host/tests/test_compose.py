@@ -59,7 +59,7 @@ PRESETS = sorted(
     for path in ROOT.glob(f"{folder}/*/*.yaml")
 )
 # What a preset cannot know.
-MORE = {f"dataset={source}": ["dataset.path=recordings"] for source in ("commonroad", "files")}
+MORE = {f"dataset={source}": ["dataset.path=recordings"] for source in ("commonroad", "files", "pai")}
 
 
 @pytest.mark.parametrize("choice", PRESETS)

@@ -17,6 +17,7 @@ from alpagym_host import episodes
 from alpagym_host.alpasim_commands import asl, serve_world
 from alpagym_host.checkpoint_commands import checkpoint
 from alpagym_host.doctor_command import doctor
+from alpagym_host.pai_commands import pai
 from alpagym_host.report_command import report
 from alpagym_host.scene_commands import scenes
 from alpagym_plugins import GROUPS, ConfigError, PluginError
@@ -35,6 +36,7 @@ app = typer.Typer(
 app.add_typer(scenes, name="scenes")
 app.add_typer(asl, name="asl")
 app.add_typer(checkpoint, name="checkpoint")
+app.add_typer(pai, name="pai")
 app.add_typer(episodes.app, name="episodes")
 app.command("replay")(episodes.replay)
 app.command("serve")(serve_world)
@@ -43,7 +45,7 @@ app.command("doctor")(doctor)
 
 _COMMANDS = (
     *("train", "evaluate", "rollout", "resume", "drive", "serve", "check"),
-    *("plugins", "doctor", "asl", "scenes", "episodes", "replay", "checkpoint", "report"),
+    *("plugins", "doctor", "asl", "scenes", "episodes", "replay", "checkpoint", "report", "pai"),
 )
 
 Overrides = Annotated[

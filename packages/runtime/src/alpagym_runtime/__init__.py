@@ -29,3 +29,8 @@ if "alpagym/Embedded-v0" not in _registry:
         entry_point=f"{_ENVS}.alpasim_env:AlpasimEnv",
         vector_entry_point=f"{_ENVS}.alpasim_env:AlpasimVectorEnv",
     )
+    _register(
+        "alpagym/PAI-v0",
+        entry_point=f"{_ENVS}.pai_env:PaiEnv",
+        vector_entry_point=f"{_ENVS}.pai_env:PaiVectorEnv",
+    )

@@ -20,6 +20,7 @@ from typing import Any
 
 from alpagym_plugins import ConfigError, ConfigErrors, PluginError, check_choice, check_range, load
 from alpagym_runtime.deploy_config import AlpasimSection, DeploySection, TopologySection
+from alpagym_runtime.simulators.pai.config import parse_chunks
 from alpagym_runtime.telemetry.config import ConsoleConfig, JsonlConfig
 from alpagym_runtime.trainers.cosmos.config import CosmosSection
 
@@ -47,12 +48,22 @@ class DatasetSection:
     """Which scenes. The same section means the same scenes in every process.
 
     Attributes:
-        source: procedural | road | commonroad | files; simulators that have scenes of their own ignore it.
+        source: procedural | road | commonroad | files | pai; simulators that have scenes of their own ignore it.
         path: folder or file of recordings or maps, for sources that read them.
         scene_ids: exactly these scenes, in all splits; null takes the source's splits.
         test_suite_id: all scenes of one of AlpaSim's suites, for an AlpaSim that is started for the run.
         split: what `evaluate` drives: train | val | test; roads also have hard | bench.
         train_scenes, val_scenes, test_scenes: how many of each an endless source makes.
+        clip_index: (pai, as all that follow) the index of clips, relative to `path`.
+        chunk_ids: only clips of these chunks: 3 | 0-3 (the end is excluded) | a list; null takes all.
+        train_chunks, val_chunks, test_chunks: chunks that make up a split; null takes the index's own column.
+        allow_overlap: clips may be in train and in another split; else that is an error.
+        reasoning: the table of reasoning, relative to `path`; null reads none.
+        key_frame: default (`key_frame_us` of each clip) | events (those of the reasoning table).
+        key_frame_us: the default key frame, clip-relative.
+        events: all | first: which of a clip's events are samples.
+        skip_bad: leave out clips whose files are missing or torn, and count them; else they are an error.
+        revision: of a hub cache; null takes refs/main.
 
     """
 
@@ -64,9 +75,21 @@ class DatasetSection:
     train_scenes: int = 448
     val_scenes: int = 128
     test_scenes: int = 256
+    clip_index: str = "clip_index.parquet"
+    chunk_ids: Any = None
+    train_chunks: Any = None
+    val_chunks: Any = None
+    test_chunks: Any = None
+    allow_overlap: bool = False
+    reasoning: str | None = None
+    key_frame: str = "default"
+    key_frame_us: int = 5_100_000
+    events: str = "all"
+    skip_bad: bool = False
+    revision: str | None = None
 
     def __post_init__(self) -> None:
-        check_choice("source", self.source, ("procedural", "road", "commonroad", "files"))
+        check_choice("source", self.source, ("procedural", "road", "commonroad", "files", "pai"))
         suites = ("hard", "bench") if self.source == "road" else ()
         check_choice("split", self.split, ("train", "val", "test", *suites))
         for key in ("train_scenes", "val_scenes", "test_scenes"):
@@ -75,6 +98,13 @@ class DatasetSection:
             raise ConfigError("commonroad needs a folder or file of CommonRoad XML: dataset.path=DIR", key="path")
         if self.source == "files" and not self.path:
             raise ConfigError("files needs a folder or file of .usdz or .xodr: dataset.path=DIR", key="path")
+        if self.source == "pai" and not self.path:
+            raise ConfigError("pai needs the dataset's folder: dataset.path=DIR", key="path")
+        for key in ("chunk_ids", "train_chunks", "val_chunks", "test_chunks"):
+            parse_chunks(getattr(self, key), key)
+        check_choice("key_frame", self.key_frame, ("default", "events"))
+        check_choice("events", self.events, ("all", "first"))
+        check_range("key_frame_us", self.key_frame_us, minimum=0, maximum=20_000_000)
         if self.scene_ids is not None and not self.scene_ids:
             raise ConfigError("is empty; give at least one scene or null", key="scene_ids")
         if self.scene_ids is not None and self.test_suite_id is not None:
@@ -148,6 +178,8 @@ class EvaluationSection:
         every_updates: training steps between evaluations on val, which choose the best checkpoint; 0: none.
         bootstrap: resamples behind an interval.
         videos: whether the best, median and worst drive of the final evaluation are driven again and filmed.
+        samples: open-loop worlds only: plans drawn a scene and seed, for the minADE family; 0 takes the mean plan.
+        temperature, top_p: of these draws; the defaults are the published ones.
 
     """
 
@@ -155,6 +187,9 @@ class EvaluationSection:
     every_updates: int = 10
     bootstrap: int = 2000
     videos: bool = True
+    samples: int = 0
+    temperature: float = 0.6
+    top_p: float = 0.98
 
     def __post_init__(self) -> None:
         if not self.seeds:
@@ -163,6 +198,9 @@ class EvaluationSection:
             raise ConfigError(f"names a seed twice: {self.seeds}", key="seeds")
         check_range("every_updates", self.every_updates, minimum=0)
         check_range("bootstrap", self.bootstrap, minimum=100, maximum=1_000_000)
+        check_range("samples", self.samples, minimum=0, maximum=1024)
+        check_range("temperature", self.temperature, above=0, maximum=100)
+        check_range("top_p", self.top_p, above=0, maximum=1)
 
 
 @dataclass

@@ -26,6 +26,7 @@ from alpagym_runtime.types import (
     MeasureSeries,
     Observation,
     PolicySpec,
+    Ragged,
     RewardTerm,
     Simulator,
     TickBatch,
@@ -56,6 +57,11 @@ class ScaledTerm:
 
     scale: float
     term: RewardTerm
+
+
+def reward_labels(reward: RewardSection) -> tuple[str, ...]:
+    """Labels that the terms of a config read; whoever builds their simulator asks it for them."""
+    return tuple(sorted({name for term in reward.terms.values() for name in getattr(term.config, "labels", ())}))
 
 
 def build_terms(reward: RewardSection, simulator: Simulator) -> dict[str, ScaledTerm]:
@@ -106,6 +112,9 @@ class DrivingCore:
         self._stopped: dict[int, dict[str, float]] = {}
         late = {name for name, when in self.spec.measures.items() if when == "end"}
         self._late = {name for name, scaled in self.terms.items() if scaled.term.needs & late}
+        # Completions are kept only for terms that read them: a loop over slots, in worlds of one tick an episode.
+        self._reads_text = any(getattr(scaled.term, "reads_text", False) for scaled in self.terms.values())
+        self._text: dict[int, NDArray[np.uint8]] = {}
 
     @property
     def reward_is_late(self) -> bool:
@@ -118,6 +127,7 @@ class DrivingCore:
             self._carry[name][slots] = 0.0
         for slot in np.asarray(slots).tolist():
             self._stopped.pop(slot, None)
+            self._text.pop(slot, None)
         self.simulator.start(slots, requests)
 
     def receive(self, min_ready: int, timeout_s: float) -> CoreBatch:
@@ -149,6 +159,18 @@ class DrivingCore:
         for name, store in self._carry.items():
             store[slots] = decisions.carry[name]
         self._plan[slots] = decisions.plan_rig
+        if self._reads_text:
+            text = decisions.trace.get("text")
+            if not isinstance(text, Ragged):
+                reading = [name for name, s in self.terms.items() if getattr(s.term, "reads_text", False)]
+                there = ", ".join(sorted(decisions.trace)) or "none"
+                raise ConfigError(
+                    f"reads the policy's completion (its trace 'text'); its traces are: {there}. Take a policy that "
+                    "reasons, or reward=pai_motion",
+                    key=f"reward.terms.{reading[0]}",
+                )
+            for i, slot in enumerate(np.asarray(slots).tolist()):
+                self._text[slot] = text.values[text.offsets[i] : text.offsets[i + 1]].copy()
         self.simulator.send(slots, decisions, np.zeros(len(slots), bool))
 
     def close(self) -> None:
@@ -166,11 +188,26 @@ class DrivingCore:
             observation[f"carry_{name}"] = store[batch.slots]
         return observation
 
+    def explain(self, batch: TickBatch) -> dict[str, dict[str, NDArray[np.float64]]]:
+        """Parts [n] by name of each term that can tell how it came to its value, before the scale."""
+        able = {name: explain for name, s in self.terms.items() if (explain := getattr(s.term, "explain", None))}
+        decisions = self._driven_by(batch) if able else None
+        return {name: explain(batch, decisions) for name, explain in able.items()}
+
+    def _driven_by(self, batch: TickBatch) -> Decision:
+        """What the last tick was driven by, as far as terms read it."""
+        decisions = plan_decision(self._plan[batch.slots])
+        if self._reads_text:
+            parts = [self._text.get(slot, np.zeros(0, np.uint8)) for slot in batch.slots.tolist()]
+            offsets = np.cumsum([0] + [len(part) for part in parts]).astype(np.int64)
+            decisions.trace["text"] = Ragged(np.concatenate([*parts, np.zeros(0, np.uint8)]), offsets)
+        return decisions
+
     def _pay(self, batch: TickBatch) -> dict[str, NDArray[np.float64]]:
         """What each term earns for the tick that just ended; 0 at the handover, in warm-up and for failed slots."""
         driven = batch.driven
         some, every = bool(driven.any()), bool(driven.all())
-        decisions = plan_decision(self._plan[batch.slots]) if some else None
+        decisions = self._driven_by(batch) if some else None
         terms = {}
         for name, scaled in self.terms.items():
             if name in self._late or not some:

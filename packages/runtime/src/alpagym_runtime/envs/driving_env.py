@@ -9,7 +9,6 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from alpagym_runtime.envs.actions import decision_from_actions
 from alpagym_runtime.envs.core import CoreBatch, DrivingCore
 from alpagym_runtime.envs.setup import TASK, DrivingSetup, base_seed, draw_requests, embedded_setup
 from alpagym_runtime.envs.spaces import explain, take_row
@@ -117,12 +116,8 @@ class DrivingEnv(gymnasium.Env[Any, NDArray[np.float32]]):
         """Drive one tick."""
         if self._core is None or self._batch is None:
             raise ResetNeededError("call reset() before step(): the episode has not begun or is over")
-        values = np.asarray(action, np.float32).reshape(1, -1)
-        size = self.action_space.shape[0]  # type: ignore[index]
-        if values.shape[1] != size or not np.isfinite(values).all():
-            raise ValueError(f"action must be {size} finite numbers, got {np.shape(action)}: {action}")
         speed = self._batch.observation["ego_dynamics_rig"][:, 0]
-        self._core.send(SLOT, decision_from_actions(self.action_type, values, speed))
+        self._core.send(SLOT, self._setup.decisions([action], speed))
         batch = self._receive()
         observation = self._observe(batch)
         terms = {name: float(paid[0]) for name, paid in batch.terms.items()}
@@ -139,8 +134,13 @@ class DrivingEnv(gymnasium.Env[Any, NDArray[np.float32]]):
         info |= {"ended": ended.name.lower(), "driving_score": score, "is_success": bool(score >= 1.0)}
         info["initial_fault"] = episode.initial_fault
         info["episode_terms"] = dict(self._sums)
+        info |= self._at_end(batch)
         self._batch = None
         return observation, reward, ended.terminated, ended.truncated, info
+
+    def _at_end(self, batch: CoreBatch) -> dict[str, Any]:
+        """What a world adds to the last `info`."""
+        return {}
 
     def render(self) -> NDArray[np.uint8] | None:
         """Picture [400,*,3] uint8 RGB of the present moment, by `view`, with the plan that is being driven."""

@@ -33,6 +33,9 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "off_road": {"type": "off_road", "scale": -5.0},
         "distance_to_gt": {"type": "distance_to_gt", "scale": -0.01},
     },
+    "pai_motion": {"pai_motion": {"type": "pai_motion", "scale": 1.0}},
+    "pai_joint": {"pai_joint_corrected": {"type": "pai_joint", "scale": 1.0, "variant": "corrected"}},
+    "pai_joint_published": {"pai_joint_published": {"type": "pai_joint", "scale": 1.0, "variant": "published"}},
 }
 """The same values as the host's `conf/reward/*.yaml`; a test keeps them equal."""
 

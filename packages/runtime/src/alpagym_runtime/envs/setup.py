@@ -12,8 +12,8 @@ from gymnasium.utils import seeding
 from numpy.typing import NDArray
 
 from alpagym_plugins import check_choice
-from alpagym_runtime.envs.actions import ACTION_SIZES, check_action_type
-from alpagym_runtime.envs.core import DrivingCore, build_terms
+from alpagym_runtime.envs.actions import ACTION_SIZES, check_action_type, decision_from_actions
+from alpagym_runtime.envs.core import DrivingCore, build_terms, reward_labels
 from alpagym_runtime.envs.presets import reward_section
 from alpagym_runtime.envs.spaces import Observer
 from alpagym_runtime.errors import ConfigError
@@ -21,7 +21,7 @@ from alpagym_runtime.random import mix, uniform
 from alpagym_runtime.run_config import DatasetSection, RewardSection, build_section
 from alpagym_runtime.simulators.embedded.camera_config import CamerasConfig, check_cameras
 from alpagym_runtime.simulators.embedded.config import EmbeddedConfig
-from alpagym_runtime.types import EpisodeRequest, PolicySpec
+from alpagym_runtime.types import Decision, EpisodeRequest, PolicySpec
 
 if TYPE_CHECKING:
     from alpagym_runtime.simulators.embedded.simulator import EmbeddedSimulator
@@ -64,7 +64,7 @@ class DrivingSetup:
             raise ConfigError(f"must be at least 1, got {self.horizon}", key="horizon")
 
     @property
-    def action_space(self) -> spaces.Box:
+    def action_space(self) -> spaces.Space[Any]:
         """Of one environment."""
         return spaces.Box(-1.0, 1.0, (ACTION_SIZES[self.action_type],), np.float32)
 
@@ -79,13 +79,20 @@ class DrivingSetup:
 
         return show(cast("EmbeddedSimulator", core.simulator), slot, self.view)
 
+    def decisions(self, actions: Any, speed_mps: NDArray[Any]) -> Decision:
+        """What actions [N,…] of the space mean, from the present speeds [N]; ValueError for other shapes and NaN."""
+        values, size = np.asarray(actions, np.float32), ACTION_SIZES[self.action_type]
+        if values.shape != (len(speed_mps), size) or not np.isfinite(values).all():
+            raise ValueError(f"action must be {size} finite numbers, got {values.shape[1:]}: {values}")
+        return decision_from_actions(self.action_type, values, speed_mps)
+
     def observer(self) -> Observer:
         """What writes observations."""
         return Observer(self.policy, self.layout)
 
     def core(self, slots: int) -> DrivingCore:
         """A running world with so many slots."""
-        simulator = self.simulator.build(self.policy, self.dataset, slots, ())
+        simulator = self.simulator.build(self.policy, self.dataset, slots, reward_labels(self.reward))
         return DrivingCore(simulator, build_terms(self.reward, simulator), self.policy)
 
 

@@ -10,7 +10,6 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from alpagym_runtime.envs.actions import decision_from_actions
 from alpagym_runtime.envs.core import CoreBatch, DrivingCore
 from alpagym_runtime.envs.infos import StepInfos
 from alpagym_runtime.envs.setup import TASK, DrivingSetup, draw_requests, embedded_setup, seeded_base
@@ -162,7 +161,7 @@ class DrivingVectorEnv(VectorEnv[Any, NDArray[np.float32], NDArray[Any]]):
         infos = self._new_infos()
         driving = np.flatnonzero(~waiting)
         if len(driving):
-            decisions = decision_from_actions(self._setup.action_type, values[driving], self._speed_mps[driving])
+            decisions = self._setup.decisions(values[driving], self._speed_mps[driving])
             self._core.send(driving, decisions)
         if waiting.any():
             self._begin_for_sure(np.flatnonzero(waiting), infos, also=len(driving))

@@ -187,6 +187,7 @@ class Collector:
                 self._frames[slot], self._decoded[slot] = [], {}
                 fresh.append(slot)
             if fresh:
+                self._expect([request for _, request in waiting])
                 self.core.start(np.array(fresh, np.int64), [owner[slot][1] for slot in fresh])
             batch = self.core.receive(self._min_ready or max(1, len(owner) // 2), self._timeout_s)
             if not len(batch.tick):
@@ -217,6 +218,12 @@ class Collector:
                 self.counts["failed"] += 1
                 self._hand_out(done[index], on_episode)
         return [done[index] for index in range(len(requests))]
+
+    def _expect(self, requests: Sequence[EpisodeRequest]) -> None:
+        """Tell a world that loads its scenes what comes next."""
+        expect = getattr(self.core.simulator, "expect", None)
+        if expect is not None:
+            expect(requests[: 4 * self.core.spec.slots])
 
     def _hand_out(self, episode: Episode, on_episode: Callable[[Episode], None] | None) -> None:
         for taker in (self._sink, on_episode):

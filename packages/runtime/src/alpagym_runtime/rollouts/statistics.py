@@ -25,6 +25,9 @@ RATES = {
 }
 """Rate -> the measure that it counts drives of."""
 
+OPEN_LOOP = ("ade_m", "ade_first", "min_ade", "corner_distance", "comfort")
+"""Measures of open-loop worlds that are compared in pairs."""
+
 
 def usable(row: Row) -> bool:
     """Whether a drive enters means: `FILTER` as code."""
@@ -112,9 +115,10 @@ def compare(before: Sequence[Sequence[Row]], after: Sequence[Sequence[Row]], res
         resamples: of the bootstrap over training runs (where there are several), scenes and drives.
 
     Returns:
-        n, pairs; scenes; runs; left_out by reason; `driving_score`, `reward` and `progress`: the mean of after − before
-        with its interval; `rates`: by rate before, after, the difference and the ratio after / before, each with its
-        interval (a ratio is None where `before` has none); `by_family`: the difference of the driving score.
+        n, pairs; scenes; runs; left_out by reason; `driving_score`, `reward`, `progress` and, where both have them, the
+        distances of `open_loop` by name: the mean of after − before with its interval; `rates`: by rate before, after,
+        the difference and the ratio after / before, each with its interval (a ratio is None where `before` has none);
+        `by_family`: the difference of the driving score.
 
     """
     assert len(before) == len(after), "each run of one side pairs with a run of the other"
@@ -135,7 +139,8 @@ def compare(before: Sequence[Sequence[Row]], after: Sequence[Sequence[Row]], res
     rates = [r for r, m in RATES.items() if olds and f"measure/{m}" in olds[0] and f"measure/{m}" in news[0]]
     rates += ["goal"] if olds else []
     columns: dict[str, Float] = {}
-    for name in ("driving_score", "reward", "measure/progress"):
+    open_loop = [name for name in OPEN_LOOP if olds and f"measure/{name}" in olds[0] and f"measure/{name}" in news[0]]
+    for name in ("driving_score", "reward", "measure/progress", *(f"measure/{name}" for name in open_loop)):
         columns[name] = _column(news, name) - _column(olds, name)
     for rate in rates:
         one, two = (np.array([hit(row, rate) for row in side]) for side in (olds, news))
@@ -156,6 +161,7 @@ def compare(before: Sequence[Sequence[Row]], after: Sequence[Sequence[Row]], res
         "driving_score": found["driving_score"],
         "reward": found["reward"],
         "progress": found["measure/progress"],
+        "open_loop": {name: found[f"measure/{name}"] for name in open_loop},
         "rates": {},
         "by_family": {family: found[f"family/{family}"] for family in families},
     }

@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alpagym_runtime.envs.core import DrivingCore, build_terms
+from alpagym_runtime.envs.core import DrivingCore, build_terms, reward_labels
 from alpagym_runtime.episodes.store import EpisodeStore, Keep
 from alpagym_runtime.errors import ConfigError, CorruptFileError, SimulatorError
 from alpagym_runtime.files import read_json, remove_partials, strict, write_json
@@ -27,6 +27,7 @@ from alpagym_runtime.random import mix_int
 from alpagym_runtime.rollouts.collector import Collector, environment
 from alpagym_runtime.rollouts.evaluation import evaluate
 from alpagym_runtime.rollouts.filming import FOLDER, choose, film
+from alpagym_runtime.rollouts.open_loop import TARGET, evaluate_open_loop, summarise_open_loop
 from alpagym_runtime.rollouts.statistics import compare, summarise
 from alpagym_runtime.rollouts.table import FILE as TABLE
 from alpagym_runtime.rollouts.table import Row, read_rows, write_rows
@@ -174,7 +175,7 @@ class Run:
         self, split: str, policy_spec: PolicySpec, labels: Sequence[str] = (), scenes: int | None = None
     ) -> DrivingCore:
         """A core over a split of the dataset; made once, with its first `scenes` (None: all) loaded under a bar."""
-        labels = sorted({*labels, *self.config.store.labels})
+        labels = sorted({*labels, *self.config.store.labels, *reward_labels(self.config.reward)})
         # Specs hold mappings, so their text is the key.
         key = (split, json.dumps(strict(_plain(policy_spec)), sort_keys=True), tuple(labels))
         if key not in self._cores:
@@ -230,6 +231,8 @@ class Run:
         """What summary.json will say of an evaluation that was made."""
         if name not in self._summaries:
             self._summaries[name] = summarise(self._rows[name], self.config.evaluation.bootstrap)
+            if open_loop := summarise_open_loop(self._rows[name]):
+                self._summaries[name]["open_loop"] = open_loop
         return self._summaries[name]
 
     def conclude(self) -> None:
@@ -265,8 +268,10 @@ class Run:
                 return
         if not drives:
             return
-        self.reporter.stage("videos", len(drives), "drives")
         core, rollout = self.core(split, self.policy.spec), self.config.rollout
+        if not core.spec.closed_loop:
+            return
+        self.reporter.stage("videos", len(drives), "drives")
         try:
             film(core, self.policy, drives, self.config.expected_valid_steps, self.directory, name, rollout.timeout_s)
             self.reporter.advance(len(drives))
@@ -286,15 +291,24 @@ class Run:
         write_rows(self.directory / TABLE, self._rows)
 
     def _evaluate(self, name: str, split: str) -> list[Row]:
+        evaluation, seeds = self.config.evaluation, self.config.evaluation.seeds
         core = self.core(split, self.policy.spec)
-        seeds = self.config.evaluation.seeds
-        self.reporter.stage(f"evaluate {name}", len(core.spec.scenes) * len(seeds), "drives")
+        open_loop = not core.spec.closed_loop
+        if open_loop and evaluation.samples:
+            core = self.core(split, self.policy.spec, (TARGET,))
+        elif evaluation.samples:
+            raise ConfigError("draws plans in open-loop worlds only", key="evaluation.samples")
+        drives = len(core.spec.scenes) * len(seeds) * (1 + evaluation.samples)
+        self.reporter.stage(f"evaluate {name}", drives, "drives")
 
         def watch(_: Episode) -> None:
             self.reporter.advance()
             self.check_stop()
 
         collector = self.collector(core, self.policy, purpose="evaluate")
+        if open_loop:
+            draws = Sampling("sample", evaluation.temperature, evaluation.top_p)
+            return evaluate_open_loop(collector, core.spec.scenes, seeds, evaluation.samples, draws, watch)
         return evaluate(collector, core.spec.scenes, seeds, self.config.expected_valid_steps, watch)
 
     def stage_done(self, stage: str) -> bool:
@@ -561,6 +575,7 @@ def _evaluation_numbers(summary: Mapping[str, Any]) -> dict[str, Any]:
     score = summary["driving_score"]
     numbers = {"driving_score": score["mean"], "low": score["low"], "high": score["high"], "n": score["n"]}
     numbers |= {"reward": summary["reward"]["mean"], "failed": summary["failed"]}
+    numbers |= {f"open_loop/{name}": value for name, value in summary.get("open_loop", {}).items()}
     return numbers | {f"rate/{name}": value for name, value in summary["rates"].items()}
 
 

@@ -128,6 +128,10 @@ def open_source(dataset: DatasetSection) -> SceneSource:
     if dataset.source == "files":
         assert dataset.path is not None
         return Files(dataset.path)
+    if dataset.source == "pai":
+        from alpagym_runtime.simulators.pai.replay import PaiReplay
+
+        return PaiReplay(dataset)
     if dataset.source == "road":
         counts = {"train": dataset.train_scenes, "val": dataset.val_scenes}
         return Roads(counts | dict.fromkeys(("test", "hard", "bench"), dataset.test_scenes))

@@ -1,0 +1,1 @@
+"""The PhysicalAI-AV dataset: reader, open-loop world, synthetic stand-in."""
