@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
@@ -69,7 +70,7 @@ def test_a_worker_process_that_fails_ends_the_parents_wait(fault):
         else:
             os.kill(envs.processes[1].pid, signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
             envs.step_async(actions)
-            with pytest.raises((EOFError, ConnectionError, TimeoutError)):
+            with pytest.raises((EOFError, ConnectionError, multiprocessing.TimeoutError)):
                 envs.step_wait(timeout=2.0)
         assert time.monotonic() - begun < 10.0
     finally:
