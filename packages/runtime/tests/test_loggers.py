@@ -69,6 +69,20 @@ def test_a_logger_that_fails_is_named_once_and_the_others_go_on(run):
     assert len((run.directory / "metrics.jsonl").read_text().splitlines()) == 3
 
 
+def test_a_logger_that_fails_is_closed(run):
+    closed = []
+
+    class Held(Failing):
+        def close(self):
+            closed.append(True)
+
+    loggers = Loggers({"bad": Held()}, run.reporter.note)
+    for row in rows(2):
+        loggers.log(row)
+    loggers.close()
+    assert closed == [True]
+
+
 def test_the_file_that_resume_reads_may_stop_a_run(run):
     loggers = Loggers({"file": JsonlConfig().build(run)}, run.reporter.note)
     (run.directory / "metrics.jsonl").mkdir()

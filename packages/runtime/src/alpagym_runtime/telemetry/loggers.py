@@ -6,6 +6,7 @@ A logger that fails is a nuisance, not the end of a run: it is named once and le
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,6 +82,10 @@ class Loggers:
                 if logger.essential:
                     raise
                 del self._loggers[name]
+                if method != "close":
+                    # What it holds (a process, a file) is let go; that it does not work is said below.
+                    with contextlib.suppress(Exception):
+                        logger.close()
                 self._note(f"logger {name} failed and is left out from now on: {type(err).__name__}: {err}")
 
 
