@@ -11,7 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from alpagym_host import cli
+from alpagym_host.compose import compose
 from alpagym_host.pai_commands import pai, spread
+from alpagym_runtime.envs.presets import reward_section
 from alpagym_runtime.errors import ConfigError
 from alpagym_runtime.run_config import DatasetSection
 from alpagym_runtime.simulators.pai import download
@@ -143,6 +145,11 @@ def test_offline_is_said_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match="HF_HUB_OFFLINE"):
         run("download", "--output-dir", str(tmp_path))
+
+
+@pytest.mark.parametrize("preset", ["pai_motion", "pai_joint", "pai_joint_published"])
+def test_presets_of_rewards_are_the_environments_own(preset):
+    assert compose([f"reward={preset}"]).reward == reward_section(preset)
 
 
 # ---------------------------------------------------------------- curate

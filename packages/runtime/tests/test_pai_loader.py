@@ -32,7 +32,7 @@ def working(data):
     yield loader
     loader.close()
     loader.close()
-    assert all(worker.process.returncode == 0 for worker in loader._workers)
+    assert all(worker.process.returncode is not None for worker in loader._workers)
 
 
 def check(data, sample, loaded):

@@ -33,16 +33,21 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "off_road": {"type": "off_road", "scale": -5.0},
         "distance_to_gt": {"type": "distance_to_gt", "scale": -0.01},
     },
+}
+"""For closed-loop worlds. The same values as the host's `conf/reward/*.yaml`; a test keeps them equal."""
+
+OPEN_LOOP_PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "pai_motion": {"pai_motion": {"type": "pai_motion", "scale": 1.0}},
     "pai_joint": {"pai_joint_corrected": {"type": "pai_joint", "scale": 1.0, "variant": "corrected"}},
     "pai_joint_published": {"pai_joint_published": {"type": "pai_joint", "scale": 1.0, "variant": "published"}},
 }
-"""The same values as the host's `conf/reward/*.yaml`; a test keeps them equal."""
+"""For the open-loop world, likewise."""
 
 
 def reward_section(reward: str | Mapping[str, Any]) -> RewardSection:
     """A preset's name, or a mapping `name -> {type, scale, …}`, as a validated section."""
     if isinstance(reward, str):
-        check_choice("reward", reward, PRESETS)
-        reward = PRESETS[reward]
+        known = PRESETS | OPEN_LOOP_PRESETS
+        check_choice("reward", reward, known)
+        reward = known[reward]
     return reward_from_mapping({"terms": reward})

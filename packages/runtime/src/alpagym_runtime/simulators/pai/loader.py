@@ -223,7 +223,7 @@ class SampleLoader:
             self._thread.join()
         for worker in self._workers:
             try:
-                worker.process.wait(timeout=5.0)
+                worker.process.wait(timeout=20.0)
             except subprocess.TimeoutExpired:
                 worker.process.kill()
                 worker.process.wait()

@@ -56,7 +56,10 @@ def serve(connection: socket.socket, arena: mmap.mmap) -> None:
             reply |= read_part(tree, layout, sample, job["camera"], setup["max_gap_us"], view[begin : begin + size])
         except (SceneError, CorruptFileError, OutOfRangeError, ValueError, OSError) as err:
             reply["error"] = str(err)
-        connection.sendall(json.dumps(reply).encode() + b"\n")
+        try:
+            connection.sendall(json.dumps(reply).encode() + b"\n")
+        except OSError:
+            return  # nobody wants it any more
 
 
 def main() -> None:
