@@ -179,7 +179,8 @@ def test_braking_cars_show_their_lamps():
             simulator.start(np.arange(1), [EpisodeRequest("hand-made", horizon_ticks=5)])
             pictures.append(simulator.receive(1, 10.0).observation["camera_front"][0, -1].astype(int))
     redder = (pictures[1][..., 0] - pictures[1][..., 1]) - (pictures[0][..., 0] - pictures[0][..., 1])
-    assert (redder > 40).sum() >= 4
+    # A lamp of 0.4 x 0.25 m at 11 m: 87 px * 0.4 / 11 = 3 px by 2.
+    assert (redder > 40).sum() >= 2
 
 
 @pytest.mark.parametrize(

@@ -658,11 +658,11 @@ def test_the_picture_can_be_the_front_camera_with_the_plan(view, width):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_episode_with_both_views_leaves_a_video(tmp_path):
     env = make(render_mode="rgb_array", view="both", horizon=3)
-    env = gym.wrappers.RecordVideo(env, str(tmp_path), episode_trigger=lambda _: True, disable_logger=True)
+    env = gym.wrappers.RecordVideo(env, str(tmp_path / "videos"), episode_trigger=lambda _: True, disable_logger=True)
     env.reset(seed=1)
     drive_to_the_end(env)
     env.close()
-    (file,) = tmp_path.glob("*.mp4")
+    (file,) = (tmp_path / "videos").glob("*.mp4")
     frames = read_video(file)
     assert len(frames) >= 3
     assert frames[0].shape == (400, 1040, 3)
