@@ -100,13 +100,16 @@ class _Store:
             rows[slot].append(values.values[values.offsets[i] : values.offsets[i + 1]])
 
     def read(self, name: str, slot: int, count: int) -> Any:
-        if name in self._pictures:
-            return self._pictures[name].read(slot, count)
         if name in self._ragged:
             parts = self._ragged[name][slot][:count]
             offsets = np.cumsum([0] + [len(part) for part in parts]).astype(np.int64)
             return Ragged(np.concatenate(parts) if parts else np.zeros(0), offsets)
         return self._arrays[name][slot, :count].copy()
+
+    def read_with_last(self, name: str, slot: int, count: int, last: NDArray[Any]) -> NDArray[Any]:
+        if name in self._pictures:
+            return self._pictures[name].read(slot, count, last)
+        return np.concatenate([self._arrays[name][slot, :count], last[None]])
 
     def _grow(self, capacity: int) -> None:
         for name, old in self._arrays.items():
@@ -296,7 +299,9 @@ class Collector:
         at = count[slots]
         self._observed, self._labels = tuple(observation), tuple(labels)
         self._columns = tuple(column_names(decisions))
-        self._see(slots, at, observation)
+        for name, array in observation.items():
+            write = self._store.write_pictures if name in self._cameras else self._store.write
+            write(f"observation.{name}", slots, at, array)
         for name, array in labels.items():
             self._store.write(f"label.{name}", slots, at, array)
         for name in self._columns:
@@ -308,11 +313,6 @@ class Collector:
         for name, values in batch.terms.items():
             self._store.write(f"term.{name}", slots, at, values[rows])
 
-    def _see(self, slots: NDArray[np.int64], at: NDArray[np.int64], observation: dict[str, Any]) -> None:
-        for name, array in observation.items():
-            write = self._store.write_pictures if name in self._cameras else self._store.write
-            write(f"observation.{name}", slots, at, array)
-
     def _close(
         self, batch: CoreBatch, row: int, slot: int, ticks: int, episode: Episode, sampling: Sampling
     ) -> Episode:
@@ -323,9 +323,10 @@ class Collector:
             )
         self.counts["episodes"] += 1
         read = self._store.read
-        last = {name: batch.observation[name][row : row + 1] for name in self._observed}
-        self._see(np.array([slot]), np.array([ticks]), last)
-        observation = {name: read(f"observation.{name}", slot, ticks + 1) for name in self._observed}
+        observation = {
+            name: self._store.read_with_last(f"observation.{name}", slot, ticks, batch.observation[name][row])
+            for name in self._observed
+        }
         terms = {}
         for name in batch.terms:
             paid = np.concatenate([read(f"term.{name}", slot, ticks)[1:], batch.terms[name][row : row + 1]])

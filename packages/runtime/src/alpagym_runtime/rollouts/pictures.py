@@ -66,11 +66,17 @@ class PictureTrack:
         else:
             self._frames[slots, at + self._histories - 1] = pictures[:, -1]
 
-    def read(self, slot: int, count: int) -> Pictures:
-        """The first `count` rows [count,K,h,w,3] of a slot: a copy, read-only where rows share frames."""
+    def read(self, slot: int, count: int, last: Pictures) -> Pictures:
+        """The first `count` rows of a slot and its last, [K,h,w,3]: a copy, read-only where rows share frames.
+
+        A drive can end between two ticks; its last row then shares no frame, and all rows of this one are whole.
+        """
         if self._dense is not None:
-            return self._dense[slot, :count].copy()
-        return overlapping(self._frames[slot, : count + self._histories - 1].copy(), self._histories)
+            return np.concatenate([self._dense[slot, :count], last[None]])
+        frames = np.concatenate([self._frames[slot, : count + self._histories - 1], last[-1:]])
+        if np.array_equal(frames[count:-1], last[:-1]):
+            return overlapping(frames, self._histories)
+        return np.concatenate([overlapping(frames[:-1], self._histories), last[None]])
 
     def _spread(self) -> None:
         """From now on rows are kept whole."""

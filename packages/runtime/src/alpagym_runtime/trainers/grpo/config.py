@@ -39,7 +39,7 @@ class GrpoConfig:
 
     """
 
-    updates: int = 60
+    updates: int = 40
     budget_s: float = 0.0
     scene_focus: float = 0.0
     learning_rate: float = 5e-4
