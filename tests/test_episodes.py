@@ -287,7 +287,7 @@ def test_imitation_of_the_best_of_each_group(store, tmp_path):
         assert rank(mine) == max(map(rank, others))
     policy = build_policy(compose(["policy=waypoint_actors"]))
     observation, target = read_data(files, policy.spec, "plan")
-    assert len(target) == sum(rows[file.path.stem]["ticks"] for file in files) == len(observation["route_rig"])
+    assert len(target) == sum(rows[file.path.stem]["ticks"] for file in files) == len(observation)
     with pytest.raises(ConfigError, match="none of the 4 episodes"):
         choose(SftConfig(store=str(store.path), where=["driving_score>2"]))
     with pytest.raises(ConfigError, match="best_of_group"):

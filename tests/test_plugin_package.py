@@ -21,6 +21,7 @@ TINY = (
         "expected_valid_steps=6",
         "policy=waypoint_actors",
         "policy.hidden=16",
+        "evaluation.every_updates=0",
         "rollout.slots=4",
         "rollout.group_size=2",
     ),

@@ -146,8 +146,14 @@ def alpagym(*arguments: object) -> int:
 
 
 SMALL = (
-    *("simulator=toy", "policy.hidden=16", "policy.actors=1", "dataset.train_scenes=4", "dataset.val_scenes=2"),
-    *("dataset.test_scenes=6", "expected_valid_steps=20", "rollout.slots=8", "rollout.group_size=3"),
+    *("simulator=toy", "policy=waypoint_actors", "policy.hidden=16", "policy.actors=1", "dataset.train_scenes=4"),
+    *(
+        "dataset.val_scenes=2",
+        "dataset.test_scenes=6",
+        "expected_valid_steps=20",
+        "rollout.slots=8",
+        "rollout.group_size=3",
+    ),
     *("rollout.scenes_per_step=2", "trainer.updates=3", "trainer.minibatch=32", "trainer.warm_start.epochs=3"),
     *("trainer.warm_start.drives_per_scene=1", "trainer.warm_start.batch=32", "evaluation.bootstrap=100"),
 )

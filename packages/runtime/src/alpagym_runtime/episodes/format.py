@@ -510,6 +510,9 @@ class EpisodeFile:
         offsets = self._view(column.buffers()[1], np.dtype("<i8"), len(column) + 1)
         ticks = np.repeat(np.arange(len(column)), np.diff(offsets))
         rows = column.values
+        # A flipped bit of the schema may make whole numbers durations, which Python cannot hold.
+        if rows.type != _FRAME_TYPE:
+            raise self._corrupt(f"its frame table is of type {rows.type}")
         plain = {f.name: rows.field(f.name).to_pylist() for f in _FRAME_TYPE if f.name != "data"}
         buffers = rows.field("data").buffers()
         views = self._view(buffers[1], _VIEW, len(rows))
