@@ -300,8 +300,8 @@ class Collector:
         self._observed, self._labels = tuple(observation), tuple(labels)
         self._columns = tuple(column_names(decisions))
         for name, array in observation.items():
-            write = self._store.write_pictures if name in self._cameras else self._store.write
-            write(f"observation.{name}", slots, at, array)
+            keep = self._store.write_pictures if name in self._cameras else self._store.write
+            keep(f"observation.{name}", slots, at, array)
         for name, array in labels.items():
             self._store.write(f"label.{name}", slots, at, array)
         for name in self._columns:
