@@ -138,3 +138,21 @@ def test_plain_observations_are_taken_as_they_are():
     plain = {"x": np.arange(3.0), "camera_a": frames(6).reshape(3, 2, *SHAPE)}
     found = Observations.of(plain).take(np.array([2, 0]))
     assert_same(found, {name: array[[2, 0]] for name, array in plain.items()}, "rows")
+
+
+def test_portions_join_to_what_one_batch_is():
+    def part(first):
+        pictures = np.arange(first, first + 3, dtype=np.uint8).reshape(3, 1, 1, 1) * np.ones((1, 2, 2, 3), np.uint8)
+        # Rows of two frames: 0 1, then 1 2.
+        return Observations({"x": np.array([first, first + 1])}, {"camera_a": pictures}, {"camera_a": ROWS})
+
+    parts = [part(0), part(10)]
+    whole = Observations.concatenate(parts)
+    assert parts == []
+    assert len(whole.frames["camera_a"]) == 6
+    taken = whole.take(np.array([3, 0]))
+    assert taken["x"].tolist() == [11, 0]
+    assert taken["camera_a"][:, :, 0, 0, 0].tolist() == [[11, 12], [0, 1]]
+
+
+ROWS = np.array([[0, 1], [1, 2]])

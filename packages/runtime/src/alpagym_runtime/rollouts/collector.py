@@ -300,13 +300,13 @@ class Collector:
         self._observed, self._labels = tuple(observation), tuple(labels)
         self._columns = tuple(column_names(decisions))
         for name, array in observation.items():
-            keep = self._store.write_pictures if name in self._cameras else self._store.write
+            keep: Callable[..., None] = self._store.write_pictures if name in self._cameras else self._store.write
             keep(f"observation.{name}", slots, at, array)
         for name, array in labels.items():
             self._store.write(f"label.{name}", slots, at, array)
         for name in self._columns:
             value = column_of(decisions, name)
-            write = self._store.write_ragged if isinstance(value, Ragged) else self._store.write
+            write: Callable[..., None] = self._store.write_ragged if isinstance(value, Ragged) else self._store.write
             write(f"decision.{name}", slots, at, value)
         self._store.write("controls", slots, at, batch.tick.controls[rows])
         # What the tick before earned belongs to the decision before; row 0 earned nothing.

@@ -47,6 +47,25 @@ class Observations:
         return replace(self, arrays=arrays, shown={name: index[rows] for name, index in self.shown.items()})
 
     @staticmethod
+    def concatenate(parts: list[Observations]) -> Observations:
+        """All rows of `parts`, in order; empties the list as it goes, so that memory never holds pictures twice."""
+        names, cameras = list(parts[0].arrays), list(parts[0].frames)
+        arrays = {name: np.concatenate([part.arrays[name] for part in parts]) for name in names}
+        sizes = {name: np.cumsum([0, *(len(part.frames[name]) for part in parts)]) for name in cameras}
+        shown = {
+            name: np.concatenate([part.shown[name] + first for part, first in zip(parts, sizes[name], strict=False)])
+            for name in cameras
+        }
+        frames = {name: np.empty((sizes[name][-1], *parts[0].frames[name].shape[1:]), np.uint8) for name in cameras}
+        number = 0
+        while parts:
+            part = parts.pop(0)
+            for name in cameras:
+                frames[name][sizes[name][number] : sizes[name][number + 1]] = part.frames[name]
+            number += 1
+        return Observations(arrays, frames, shown)
+
+    @staticmethod
     def of(observation: Observation) -> Observations:
         """Rows [B,...] of which each shows its own pictures; nothing is copied."""
         pictures = {name: array for name, array in observation.items() if _is_picture(name, array)}

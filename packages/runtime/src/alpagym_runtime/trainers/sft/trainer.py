@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from alpagym_runtime.trainers.run import Run
 
 STAGE = "imitation"
+PORTION = 64
+"""Expert drives whose pictures are joined at a time."""
 
 Data = tuple[Observations, np.ndarray]
 """Observations and target plans [B,T,3]."""
@@ -134,17 +136,36 @@ class SftTrainer:
         ]
         run.reporter.stage(f"expert drives {split}", len(requests), "drives")
 
-        def watch(_: Episode) -> None:
+        finished: list[Episode] = []
+        waiting: list[Episode] = []
+        parts: list[Observations] = []
+
+        def join() -> None:
+            parts.append(decision_batch(waiting, (LABEL, f"{LABEL}_mask", "carry_expert_noise"), consume=True)[0])
+            waiting.clear()
+
+        def watch(episode: Episode) -> None:
             run.reporter.advance()
             run.check_stop()
+            if not episode.trainable:
+                return
+            finished.append(episode)
+            waiting.append(episode)
+            # A drive that ends between ticks holds each picture as often as it was seen; not for long.
+            if len(waiting) == PORTION:
+                join()
 
         usable = [e for e in collector.collect(requests, Sampling(), watch) if e.trainable]
         if not usable:
             return None
+        if waiting:
+            join()
+        first = dict(zip(map(id, finished), np.cumsum([0, *map(len, finished)]), strict=False))
+        # In the order of the requests, whichever drive ended first.
+        rows = np.concatenate([first[id(episode)] + np.arange(len(episode)) for episode in usable])
         target = np.concatenate([episode.labels[LABEL] for episode in usable])
         keep = np.concatenate([e.labels[f"{LABEL}_mask"].all(axis=1) & e.controls for e in usable])
-        observation, _ = decision_batch(usable, drop=(LABEL, f"{LABEL}_mask", "carry_expert_noise"), consume=True)
-        return observation.keep(np.flatnonzero(keep)), target[keep]
+        return Observations.concatenate(parts).keep(rows[keep]), target[keep]
 
 
 def _one_cycle(progress: float) -> float:
