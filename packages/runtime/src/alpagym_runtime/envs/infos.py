@@ -82,7 +82,7 @@ class StepInfos:
         info: dict[str, Any] = {}
         if not mask.any():
             return info
-        _put_all(info, "terms", self._terms, mask)
+        put_all(info, "terms", self._terms, mask)
         if self._late:
             _put(info, "reward_is_late", np.ones(len(mask), bool), mask)
         over = mask & (self._ended > 0) & (self._ended != FAILED)
@@ -93,7 +93,7 @@ class StepInfos:
             _put(info, "driving_score", self._score, over)
             _put(info, "is_success", self._score >= 1.0, over)
             _put(info, "initial_fault", self._initial_fault, over)
-            _put_all(info, "episode_terms", self._sums, over)
+            put_all(info, "episode_terms", self._sums, over)
         if self.failures:
             failed = np.zeros(len(mask), bool)
             failed[list(self.failures)] = True
@@ -109,7 +109,8 @@ def _put(info: dict[str, Any], name: str, values: NDArray[Any], mask: Flags) -> 
     info[f"_{name}"] = mask.copy()
 
 
-def _put_all(info: dict[str, Any], name: str, columns: Mapping[str, NDArray[np.float64]], mask: Flags) -> None:
+def put_all(info: dict[str, Any], name: str, columns: Mapping[str, NDArray[np.float64]], mask: Flags) -> None:
+    """A dict of columns [N] under a name, with the masks that Gymnasium puts beside each."""
     part: dict[str, Any] = {}
     for key, values in columns.items():
         _put(part, key, values, mask)

@@ -14,7 +14,7 @@ from alpagym_plugins import check_choice
 from alpagym_runtime.envs.actions import ACTION_SIZES, PLAN_SCALE, decision_from_actions
 from alpagym_runtime.envs.core import CoreBatch, DrivingCore
 from alpagym_runtime.envs.driving_env import DrivingEnv
-from alpagym_runtime.envs.infos import StepInfos
+from alpagym_runtime.envs.infos import StepInfos, put_all, text_column
 from alpagym_runtime.envs.presets import reward_section
 from alpagym_runtime.envs.setup import DrivingSetup
 from alpagym_runtime.envs.vector_env import DrivingVectorEnv
@@ -182,8 +182,7 @@ class PaiEnv(DrivingEnv):
 class PaiVectorEnv(DrivingVectorEnv):
     """Many samples at once, as `DrivingVectorEnv`; the arguments are those of `PaiEnv`, without text actions.
 
-    `info["measures"]` and `info["details"]` hold arrays [N] of the slots that were scored; a gate is its index in
-    `alpagym_runtime.rewards.pai.GATES`.
+    `info["measures"]` and `info["details"]` hold arrays [N] with masks, as Gymnasium batches the single one's.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 (Gymnasium's own convention)
@@ -201,9 +200,15 @@ class PaiVectorEnv(DrivingVectorEnv):
         observation, rewards, terminated, truncated, info = super().step(actions)
         place = _without_score(info.get("final_info", info))
         if self._scored:
-            place["measures"] = self._scored.pop("measures")
-            place["details"] = self._scored
-            place |= {"_measures": terminated.copy(), "_details": terminated.copy()}
+            put_all(place, "measures", self._scored.pop("measures"), terminated)
+            details: dict[str, Any] = {}
+            for term, parts in self._scored.items():
+                gate = parts.pop("gate")
+                put_all(details, term, parts, terminated)
+                rows = np.flatnonzero(terminated).tolist()
+                texts = text_column(len(gate), {row: GATES[int(gate[row])] for row in rows})
+                details[term] |= {"gate": texts, "_gate": terminated.copy()}
+            place |= {"details": details, "_details": terminated.copy()}
         return observation, rewards, terminated, truncated, info
 
     def _take_in(self, batch: CoreBatch, infos: StepInfos) -> None:
