@@ -105,6 +105,8 @@ class GrpoTrainer:
                 run.stage_state["spent_s"] = spent_before + time.process_time() - began
             last = 0.0 < config.budget_s <= run.stage_state.get("spent_s", 0.0)
             seconds = time.perf_counter() - started
+            # An evaluation and the next drives need the room: pictures of a step take up to 0.5 GB.
+            del episodes, data
             run.end_step(STAGE, step + 1, config.updates, numbers, seconds, optimiser, reference, last)
             if last:
                 break
