@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import math
 
+import av
+import numpy as np
 import pytest
+import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alpagym_runtime.errors import CorruptFileError
+from alpagym_runtime.errors import ConfigError, CorruptFileError
 from alpagym_runtime.simulators.alpasim.asl import (
     AslWriter,
     describe,
@@ -18,6 +22,7 @@ from alpagym_runtime.simulators.alpasim.asl import (
     safe_name,
     time_us,
 )
+from alpagym_runtime.simulators.alpasim.asl_export import moments, to_rerun, to_video
 from alpagym_runtime.simulators.alpasim.wire import asl_pb2, egodriver_pb2
 from alpagym_runtime.simulators.embedded.server_asl import AslLog
 
@@ -129,3 +134,89 @@ def test_a_link_that_leads_out_is_not_followed(tmp_path):
     with pytest.raises(OSError, match="leads out"):
         AslLog(inside, SCENE, "session")
     assert not list(outside.iterdir())
+
+
+# ---------------------------------------------------------------- conversions
+
+
+def pose_at(x, y, yaw=0.0):
+    return {"vec": {"x": x, "y": y}, "quat": {"w": math.cos(yaw / 2), "z": math.sin(yaw / 2)}}
+
+
+@pytest.fixture
+def drive_log(tmp_path):
+    """Two decisions 0.2 s apart, turned left by 90 degrees; a car ahead, a picture of 48x96, a route with padding."""
+    path = tmp_path / "rollout.asl"
+    writer = AslWriter(path)
+    meta = asl_pb2.RolloutMetadata()
+    box = meta.actor_definitions.actor_aabb.add(actor_id="7", actor_label="car")
+    box.aabb.size_x, box.aabb.size_y = 4.0, 2.0
+    writer.write("rollout_metadata", meta.SerializeToString())
+    before = egodriver_pb2.DriveRequest(time_now_us=1)  # no pose is known yet: nothing to show
+    writer.write("driver_request", before.SerializeToString())
+    for k in range(2):
+        now_us = 1_000_000 + 200_000 * k
+        rig = pose_at(10.0, 2.0 * k, math.pi / 2)
+        ego = egodriver_pb2.RolloutEgoTrajectory(trajectory={"poses": [{"pose": rig, "timestamp_us": now_us}]})
+        writer.write("driver_ego_trajectory", ego.SerializeToString())
+        actors = [("EGO", rig), ("7", pose_at(10.0, 20.0, math.pi / 2))]
+        poses = asl_pb2.ActorPoses(
+            timestamp_us=now_us, actor_poses=[{"actor_id": name, "actor_pose": pose} for name, pose in actors]
+        )
+        writer.write("actor_poses", poses.SerializeToString())
+        points = [{"x": 0.0}, {"x": 5.0}, {"x": math.nan, "y": math.nan}]
+        route = egodriver_pb2.RouteRequest(route={"waypoints": points, "timestamp_us": now_us})
+        writer.write("route_request", route.SerializeToString())
+        picture = simplejpeg.encode_jpeg(np.full((48, 96, 3), (200, 30, 30), np.uint8))
+        image = egodriver_pb2.RolloutCameraImage(
+            camera_image={"frame_end_us": now_us, "image_bytes": picture, "logical_id": "front"}
+        )
+        writer.write("driver_camera_image", image.SerializeToString())
+        writer.write("driver_request", egodriver_pb2.DriveRequest(time_now_us=now_us).SerializeToString())
+        plan = [
+            {"pose": pose_at(10.0, 2.0 * k + x, math.pi / 2), "timestamp_us": now_us + j} for j, x in enumerate((0, 3))
+        ]
+        answer = egodriver_pb2.DriveResponse(trajectory={"poses": plan})
+        if k == 0:  # the second call is never answered
+            writer.write("driver_return", answer.SerializeToString())
+    writer.close()
+    return path
+
+
+def test_a_logs_decisions_are_told_in_the_rig_frame(drive_log):
+    first, second = moments(read_asl(drive_log))
+    assert (first.time_us, second.time_us) == (1_000_000, 1_200_000)
+    # The rig looks along local +y: 3 m of y are 3 m ahead.
+    np.testing.assert_allclose(first.plan_rig, [[0, 0, 0], [3, 0, 0]], atol=1e-5)
+    assert second.plan_rig is None
+    np.testing.assert_allclose(first.row["route_rig"], [[0, 0], [5, 0]], atol=1e-5)
+    # The car stands at y = 20: 20 m ahead at first, 18 m after 2 m.
+    np.testing.assert_allclose(first.row["actors_rig"][0], [20, 0, 0, 0, 0, 4, 2, 0, 0], atol=1e-5)
+    np.testing.assert_allclose(second.row["actors_rig"][0, :2], [18, 0], atol=1e-5)
+    np.testing.assert_allclose(second.row["ego_history_rig"], [[-2, 0], [0, 0]], atol=1e-5)
+
+
+def test_a_logs_video_shows_cameras_and_the_view_from_above_at_the_logs_pace(drive_log, tmp_path):
+    assert to_video(read_asl(drive_log), tmp_path / "drive.mp4") == 2
+    with av.open(tmp_path / "drive.mp4") as video:
+        pictures = [frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)]
+        assert video.streams.video[0].average_rate == 5  # a picture in 0.2 s
+    # The camera is scaled to 480 rows, 960 wide; the view from above has 480.
+    assert [picture.shape for picture in pictures] == [(480, 1440, 3)] * 2
+    red, green, blue = pictures[0][100:400, 100:800].reshape(-1, 3).mean(axis=0)
+    assert red > 180
+    assert max(green, blue) < 60
+
+
+def test_a_log_without_a_decision_makes_no_video(tmp_path):
+    path = tmp_path / "rollout.asl"
+    AslWriter(path).close()
+    with pytest.raises(ConfigError, match="no call of drive"):
+        to_video(read_asl(path), tmp_path / "drive.mp4")
+    assert not (tmp_path / "drive.mp4").exists()
+
+
+def test_a_log_becomes_a_rerun_recording(drive_log, tmp_path):
+    pytest.importorskip("rerun", reason="uv sync --all-packages --extra rerun")
+    assert to_rerun(read_asl(drive_log), tmp_path / "drive.rrd") == 2
+    assert (tmp_path / "drive.rrd").stat().st_size > 1000

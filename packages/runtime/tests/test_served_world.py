@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 import threading
@@ -640,3 +641,22 @@ def test_a_full_disk_fails_that_rollout_only(tmp_path):
         assert server.counts.running == 0
         server._open_log = lambda scene, session: AslLog(tmp_path, scene, session)
         assert simulate(server, driver.port, [SCENE])[0].success
+
+
+def test_a_disk_that_fills_up_fails_the_rollouts_on_it_and_room_heals(tmp_path):
+    # A log of this scene has some 280 KB: the second one does not fit on 400 KiB.
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", tmp_path], check=False)
+    if done.returncode:
+        pytest.skip("needs the right to mount a file system")
+    try:
+        with served(retries=0, folder=tmp_path) as server, Driver() as driver:
+            answers = [simulate(server, driver.port, [SCENE])[0] for _ in range(4)]
+            assert [answer.success for answer in answers] == [True, False, False, False]
+            assert all("No space left" in answer.error for answer in answers[1:])
+            assert "rollout.asl" in answers[1].error
+            assert driver.names().count("start") == driver.names().count("close")
+            for path in tmp_path.iterdir():
+                shutil.rmtree(path)
+            assert simulate(server, driver.port, [SCENE])[0].success
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)

@@ -137,6 +137,27 @@ def frames(
 
 
 @asl.command()
+def video(
+    log: Log,
+    output: Annotated[Path, typer.Argument(help="A file named .mp4, .mkv, .webm or .webp.", show_default=False)],
+) -> None:
+    """Write a video, a picture a decision: the cameras' newest frames, and the plan from above."""
+    from alpagym_runtime.simulators.alpasim.asl import read_asl
+    from alpagym_runtime.simulators.alpasim.asl_export import to_video
+
+    print(f"{to_video(read_asl(log), output)} pictures: {output}")
+
+
+@asl.command()
+def rerun(log: Log, output: Annotated[Path, typer.Argument(help="A file named .rrd.", show_default=False)]) -> None:
+    """Write a Rerun recording: route, road users, trail, plans, pictures. Needs alpagym-runtime[rerun]."""
+    from alpagym_runtime.simulators.alpasim.asl import read_asl
+    from alpagym_runtime.simulators.alpasim.asl_export import to_rerun
+
+    print(f"{to_rerun(read_asl(log), output)} decisions: {output}")
+
+
+@asl.command()
 def score(log: Log, overrides: Overrides = None) -> None:
     """Compute a served rollout's measures again from its log and the dataset's scene (dataset=…); prints JSON."""
     from itertools import chain

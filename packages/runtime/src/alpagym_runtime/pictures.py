@@ -67,6 +67,21 @@ def decode(data: bytes | memoryview, height: int, width: int) -> NDArray[np.uint
     return image
 
 
+def frame_size(data: bytes | memoryview) -> tuple[int, int]:
+    """Height and width in px as the file says; BadFrameError where its beginning is no JPEG's or PNG's."""
+    if frame_format(data) == "png":
+        if len(data) < 24:
+            raise BadFrameError(f"is no whole PNG: cut at byte {len(data)}")
+        width, height = struct.unpack_from(">II", data, 16)
+    else:
+        try:
+            height, width = simplejpeg.decode_jpeg_header(data)[:2]
+        except ValueError as err:
+            raise BadFrameError(f"is no whole JPEG: {err}") from err
+    _check_size(height, width)
+    return height, width
+
+
 @lru_cache(maxsize=1)
 def decoder() -> str:
     """What decodes and scales, with versions: the pixels are a function of it."""
@@ -75,10 +90,9 @@ def decoder() -> str:
 
 def describe(data: bytes | memoryview, height: int, width: int) -> str:
     """How `decode` gets from a whole file to a size: decoder, its version, the sizes and the scale, for receipts."""
+    rows, columns = frame_size(data)
     if frame_format(data) == "png":
-        columns, rows = struct.unpack_from(">II", data, 16)
         return f"{decoder()}: PNG {rows}x{columns} to {height}x{width}"
-    rows, columns = simplejpeg.decode_jpeg_header(data)[:2]
     eighths = _eighths(rows, columns, height, width)
     return f"{decoder()}: JPEG {rows}x{columns} by {eighths}/8 to {height}x{width}"
 

@@ -128,7 +128,7 @@ def pictures(episode: Episode) -> Iterator[NDArray[np.uint8]]:
     names = sorted(n.removesuffix("_frame_id") for n in episode.observation if n.endswith("_frame_id"))
     cameras = [episode.observation[name] for name in names if name in episode.observation]
     for t in range(len(episode.observation["time_us"])):
-        yield _side_by_side([camera[t, -1] for camera in cameras]) if cameras else birds_eye(episode, t)
+        yield side_by_side([camera[t, -1] for camera in cameras]) if cameras else birds_eye(episode, t)
 
 
 def birds_eye(episode: Episode, t: int) -> NDArray[np.uint8]:
@@ -140,7 +140,8 @@ def birds_eye(episode: Episode, t: int) -> NDArray[np.uint8]:
     return draw(row, plan, target)
 
 
-def _side_by_side(parts: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+def side_by_side(parts: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    """Pictures [h,w,3] in one row; lower ones are black below."""
     height = max(part.shape[0] for part in parts)
     padded = [np.pad(part, ((0, height - part.shape[0]), (0, 0), (0, 0))) for part in parts]
     return np.concatenate(padded, axis=1)
@@ -268,13 +269,19 @@ def _log_rig(rr: Any, root: str, episode: Episode, t: int) -> None:
         lines["history"] = observation["ego_history_rig"][t][observation["ego_history_mask"][t]][:, :2]
     if episode.decisions is not None and t < len(episode.decisions):
         lines["plan"] = episode.decisions.plan_rig[t, :, :2]
+    actors = np.zeros((0, 9), np.float32)
+    if "actors_rig" in observation:
+        actors = observation["actors_rig"][t][observation["actors_mask"][t]]
+    log_lines(rr, root, lines, actors)
+
+
+def log_lines(rr: Any, root: str, lines: Mapping[str, NDArray[Any]], actors_rig: NDArray[Any]) -> None:
+    """Lines [P,2] and road users [A,9] of the rig frame below `root`/rig, at Rerun's present time."""
     for name, points in lines.items():
         # Rerun's second axis points down, ours to the left.
         rr.log(f"{root}/rig/{name}", rr.LineStrips2D([np.stack([-points[:, 1], -points[:, 0]], axis=1)]))
-    if "actors_rig" in observation:
-        actors = observation["actors_rig"][t][observation["actors_mask"][t]]
-        centres = np.stack([-actors[:, 1], -actors[:, 0]], axis=1)
-        rr.log(f"{root}/rig/actors", rr.Points2D(centres, radii=actors[:, 6] / 2 if len(actors) else 0.5))
+    centres = np.stack([-actors_rig[:, 1], -actors_rig[:, 0]], axis=1)
+    rr.log(f"{root}/rig/actors", rr.Points2D(centres, radii=actors_rig[:, 6] / 2 if len(actors_rig) else 0.5))
 
 
 EXPORTERS: dict[str, Callable[[Files, Path], None]] = {

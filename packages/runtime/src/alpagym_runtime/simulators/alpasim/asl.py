@@ -6,8 +6,10 @@ were on the wire; writing one costs no parsing. Kinds that only AlpaSim's other 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +20,7 @@ from google.protobuf.message import DecodeError
 
 from alpagym_runtime.errors import CorruptFileError
 from alpagym_runtime.simulators.alpasim.replies import varint
-from alpagym_runtime.simulators.alpasim.wire import asl_pb2
+from alpagym_runtime.simulators.alpasim.wire import asl_pb2, common_pb2
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +29,9 @@ NUMBERS = {field.name: field.number for field in asl_pb2.LogEntry.DESCRIPTOR.fie
 
 LONGEST = 2**28
 """Bytes; a longer entry is taken for damage, before memory is taken for it."""
+
+EGO = "EGO"
+"""The driven vehicle among the actors."""
 
 SAFE = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]{0,99}")
 HASHED = re.compile(r"id-[0-9a-f]{32}")
@@ -55,16 +60,27 @@ class AslWriter:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
+        self._path = path
         self._file = path.open("xb")
 
     def write(self, kind: str, message: bytes) -> None:
         """One serialised message; `kind` names the field of LogEntry."""
         head = varint(NUMBERS[kind] << 3 | 2) + varint(len(message))
-        self._file.write((len(head) + len(message)).to_bytes(4, "big") + head + message)
+        with self._named():
+            self._file.write((len(head) + len(message)).to_bytes(4, "big") + head + message)
 
     def close(self) -> None:
-        """Flush; idempotent."""
-        self._file.close()
+        """Flush; idempotent. Raises as `write` does; the descriptor is given back in any case."""
+        with self._named():
+            self._file.close()
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """An error of the disk with the log's name: Python's buffered files name none."""
+        try:
+            yield
+        except OSError as err:
+            raise OSError(err.errno, f"{err.strerror}: the rollout's log cannot be written", str(self._path)) from err
 
 
 def read_asl(path: Path) -> Iterator[asl_pb2.LogEntry]:
@@ -118,6 +134,12 @@ def time_us(entry: asl_pb2.LogEntry) -> int | None:
     if poses:
         return poses[-1 if kind == "driver_ego_trajectory" else 0].timestamp_us
     return None
+
+
+def planar(pose: common_pb2.Pose) -> tuple[float, float, float]:
+    """A pose of a message on the ground plane: x m, y m, yaw rad."""
+    q = pose.quat
+    return pose.vec.x, pose.vec.y, math.atan2(2.0 * (q.w * q.z + q.x * q.y), 1.0 - 2.0 * (q.y * q.y + q.z * q.z))
 
 
 def describe(entry: asl_pb2.LogEntry) -> str:

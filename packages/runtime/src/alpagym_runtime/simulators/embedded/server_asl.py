@@ -14,15 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alpagym_runtime.errors import CorruptFileError
-from alpagym_runtime.simulators.alpasim.asl import AslWriter, kind_of, rollout_path
+from alpagym_runtime.simulators.alpasim.asl import EGO, AslWriter, kind_of, planar, rollout_path
 from alpagym_runtime.simulators.alpasim.wire import asl_pb2, common_pb2
 from alpagym_runtime.simulators.embedded.measures_alpasim import NAMES, Record, Sample, alpasim_measures
 from alpagym_runtime.simulators.embedded.scene import KINDS, STEP_US, Scene
 from alpagym_runtime.simulators.embedded.server_messages import into_frame, out_of_frame, plan_at_steps
 from alpagym_runtime.simulators.embedded.server_rollout import RolloutOptions
 from alpagym_runtime.types import MeasureSeries
-
-EGO = "EGO"
 
 
 class AslLog:
@@ -89,12 +87,6 @@ def _set(pose: common_pb2.Pose, planar: NDArray[np.float64]) -> None:
     pose.quat.w, pose.quat.z = math.cos(planar[2] / 2.0), math.sin(planar[2] / 2.0)
 
 
-def _planar(pose: common_pb2.Pose) -> tuple[float, float, float]:
-    q = pose.quat
-    yaw = math.atan2(2.0 * (q.w * q.z + q.x * q.y), 1.0 - 2.0 * (q.y * q.y + q.z * q.z))
-    return pose.vec.x, pose.vec.y, yaw
-
-
 def score_again(entries: Iterable[asl_pb2.LogEntry], scene: Scene) -> Mapping[str, MeasureSeries]:
     """AlpaSim's measures of a served rollout, from its log and the scene's map.
 
@@ -129,7 +121,7 @@ def score_again(entries: Iterable[asl_pb2.LogEntry], scene: Scene) -> Mapping[st
         kind = kind_of(entry)
         if kind == "driver_ego_trajectory":
             items = entry.driver_ego_trajectory.trajectory.poses
-            local = out_of_frame(np.array([_planar(item.pose) for item in items]).reshape(-1, 3), frame)
+            local = out_of_frame(np.array([planar(item.pose) for item in items]).reshape(-1, 3), frame)
             for item, pose in zip(items, local, strict=True):
                 record.ego[item.timestamp_us // STEP_US] = pose
         elif kind == "actor_poses" and entry.actor_poses.timestamp_us >= handover_us:
@@ -145,7 +137,7 @@ def score_again(entries: Iterable[asl_pb2.LogEntry], scene: Scene) -> Mapping[st
 
 def _add_sample(record: Record, poses: asl_pb2.ActorPoses, scene: Scene, frame: NDArray[np.float64]) -> None:
     step = poses.timestamp_us // STEP_US
-    found = {item.actor_id: _planar(item.actor_pose) for item in poses.actor_poses}
+    found = {item.actor_id: planar(item.actor_pose) for item in poses.actor_poses}
     centre = np.array([found.pop(EGO)])
     ids = np.array(sorted(map(int, found)), np.int64)
     local = out_of_frame(np.array([found[str(a)] for a in ids]).reshape(-1, 3), frame)
@@ -159,7 +151,7 @@ def _add_sample(record: Record, poses: asl_pb2.ActorPoses, scene: Scene, frame: 
 def _add_plan(record: Record, plan: common_pb2.Trajectory, now_us: int, frame: NDArray[np.float64]) -> None:
     made = now_us // STEP_US
     times = np.array([item.timestamp_us for item in plan.poses], np.int64)
-    poses = np.array([_planar(item.pose) for item in plan.poses])
+    poses = np.array([planar(item.pose) for item in plan.poses])
     poses[:, 2] = np.unwrap(poses[:, 2])
     pose = record.ego[made]
     rig = into_frame(out_of_frame(poses, frame), pose)
