@@ -118,6 +118,7 @@ class AlpamayoTinyConfig(_Driving):
 
     Attributes:
         hidden: width of its layers.
+        future_bins: of each number of a plan; 1.5 has 3000. Fewer are learned from fewer drives, and cost less.
         seed: of the first weights.
 
     """
@@ -126,6 +127,7 @@ class AlpamayoTinyConfig(_Driving):
     height: int = 64
     width: int = 96
     hidden: int = 64
+    future_bins: int = 3000
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -133,6 +135,7 @@ class AlpamayoTinyConfig(_Driving):
         check_range("hidden", self.hidden, minimum=16, maximum=1024)
         if self.hidden % 8:
             raise ConfigError(f"must be a multiple of 8, got {self.hidden}", key="hidden")
+        check_range("future_bins", self.future_bins, minimum=16, maximum=3000)
         check_range("seed", self.seed, minimum=0, maximum=2**63 - 1)
 
     def build(self, device: str = "cpu") -> AlpamayoPolicy:

@@ -109,7 +109,31 @@ class AlpamayoModel(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits [B,L,V] of every next token."""
-        return self._read(batch, None, 0)
+        return self.logits(self.hidden(batch))
+
+    def hidden(self, batch: Batch, cache: DynamicCache | None = None) -> Tensor:
+        """The last layer [B,L,W]; `logits` of the positions and words that are wanted comes after."""
+        arguments: dict[str, Any] = {} if cache is None else compat.with_cache(cache)
+        out = self.vlm.model(
+            input_ids=batch.input_ids,
+            attention_mask=batch.attention_mask,
+            position_ids=self.positions(batch),
+            pixel_values=None if batch.pixel_values is None else batch.pixel_values.to(self.vlm.dtype),
+            image_grid_thw=batch.image_grid_thw,
+            use_cache=cache is not None,
+            **arguments,
+            **compat.token_types(batch.input_ids, self.vlm.config.image_token_id),
+        )
+        return out.last_hidden_state
+
+    def logits(self, hidden: Tensor, words: slice = slice(None)) -> Tensor:
+        """Logits [...,V] of hidden states [...,W] for a range of the vocabulary.
+
+        A release has 155,000 words, of which a plan's token is one of 3,000: all of them at each of 3,000 positions
+        would be 0.9 GB a row in bfloat16.
+        """
+        head = self.vlm.lm_head
+        return nn.functional.linear(hidden, head.weight[words], None if head.bias is None else head.bias[words])
 
     def language_loss(self, batch: Batch) -> LanguageLoss:
         """Mean cross-entropy over trajectory labels (markers and bins) plus that over the other labels.
@@ -126,14 +150,14 @@ class AlpamayoModel(nn.Module):
     def read(self, batch: Batch) -> Prefix:
         """Read a batch whose rows end where the model goes on."""
         cache = DynamicCache()
-        logits = self._read(batch, cache, 1)[:, -1].float()
+        logits = self.logits(self.hidden(batch, cache)[:, -1]).float()
         positions = self.positions(batch)
         return Prefix(cache, batch.attention_mask.bool(), positions[:, :, -1].amax(0) + 1, logits)
 
     def read_up_to(self, batch: Batch, token_id: int) -> Prefix:
         """Read a batch, and forget what follows the last `token_id` of each row (that token stays)."""
         cache = DynamicCache()
-        logits = self._read(batch, cache, 0)
+        hidden = self.hidden(batch, cache)
         is_it = batch.input_ids == token_id
         if not is_it.any(-1).all():
             lacking = torch.nonzero(~is_it.any(-1))[:, 0].tolist()
@@ -144,7 +168,7 @@ class AlpamayoModel(nn.Module):
         positions = self.positions(batch)
         at = positions.gather(2, last[None, :, None].expand(3, -1, 1))[:, :, 0].amax(0)
         rows = torch.arange(len(last), device=last.device)
-        return Prefix(cache, valid, at + 1, logits[rows, last].float())
+        return Prefix(cache, valid, at + 1, self.logits(hidden[rows, last]).float())
 
     def extend(self, prefix: Prefix, ids: Tensor, valid: Tensor) -> Prefix:
         """Read further tokens [B,M] behind a prefix, which stays as it is.
@@ -263,21 +287,6 @@ class AlpamayoModel(nn.Module):
         return flow_loss(self.velocity(prefix), actions.to(noise.dtype), noise, time)
 
     # ---------------------------------------------------------------- parts
-
-    def _read(self, batch: Batch, cache: DynamicCache | None, keep: int) -> Tensor:
-        arguments: dict[str, Any] = {} if cache is None else compat.with_cache(cache)
-        out = self.vlm(
-            input_ids=batch.input_ids,
-            attention_mask=batch.attention_mask,
-            position_ids=self.positions(batch),
-            pixel_values=None if batch.pixel_values is None else batch.pixel_values.to(self.vlm.dtype),
-            image_grid_thw=batch.image_grid_thw,
-            use_cache=cache is not None,
-            logits_to_keep=keep,
-            **arguments,
-            **compat.token_types(batch.input_ids, self.vlm.config.image_token_id),
-        )
-        return out.logits
 
     def positions(self, batch: Batch) -> Tensor:
         """Rope positions [3,B,L] (time, height, width) of a batch's tokens."""

@@ -315,7 +315,7 @@ class AlpamayoPolicy:
                 longer, _ = self._after(batch, reasoning)
                 prefix = self._model.read_up_to(longer, self._marker)
                 at = batch.input_ids.shape[1] - 1
-                logits = self._model(longer)[:, at : at + self._reasons].float()
+                logits = self._model.logits(self._model.hidden(longer)[:, at : at + self._reasons]).float()
                 text = self._text_factors(logits, reasoning, sampling)
         factors = chain.log_prob(self._model.velocity(prefix), x)
         if text is not None:
@@ -342,14 +342,16 @@ class AlpamayoPolicy:
         written = bins[:, :-1] + architecture.first_id
         ids = torch.cat([batch.input_ids, written], 1)
         mask = torch.cat([batch.attention_mask, torch.ones_like(written)], 1)
-        logits = self._model(replace(batch, input_ids=ids, attention_mask=mask, positions=None))
+        hidden = self._model.hidden(replace(batch, input_ids=ids, attention_mask=mask, positions=None))
         # The first token follows the marker, wherever the row has it; the others stand at the end.
         behind = torch.cat([marker[:, None], torch.arange(ids.shape[1] - written.shape[1], ids.shape[1],
                                                           device=bins.device).expand(len(bins), -1)], 1)  # fmt: skip
-        last = architecture.first_id + architecture.future_bins
-        among = logits[..., architecture.first_id : last]
-        plan = among.gather(1, behind[..., None].expand(-1, -1, among.shape[-1])).float()
-        return None if reasoning is None else logits[:, start : start + self._reasons].float(), plan
+        before = hidden.gather(1, behind[..., None].expand(-1, -1, hidden.shape[-1]))
+        plan = self._model.logits(
+            before, slice(architecture.first_id, architecture.first_id + architecture.future_bins)
+        )
+        text = None if reasoning is None else self._model.logits(hidden[:, start : start + self._reasons]).float()
+        return text, plan.float()
 
     def _recorded_reasoning(self, decisions: Decision, rows: NDArray[np.int64]) -> Tensor | None:
         return self._tensor(np.asarray(decisions.trace["reasoning"])[rows], np.int64) if self._reasons else None
@@ -481,7 +483,10 @@ def known_history(
 def tiny_policy(config: AlpamayoTinyConfig, device: str) -> AlpamayoPolicy:
     """The tiny model with fresh weights."""
     size = TinySize(
-        hidden=config.hidden, expert_hidden=config.hidden * 3 // 4, pixels=max(config.height * config.width, 32 * 32)
+        hidden=config.hidden,
+        expert_hidden=config.hidden * 3 // 4,
+        future_bins=config.future_bins,
+        pixels=max(config.height * config.width, 32 * 32),
     )
     return AlpamayoPolicy(config, *make_tiny(size, seed=config.seed), device=device)
 
