@@ -14,8 +14,9 @@ from alpagym_runtime.policies.base import plan_decision
 from alpagym_runtime.trainers.base import Observations
 from alpagym_runtime.trainers.grpo.advantages import group_advantages, returns_to_go, tick_advantages
 from alpagym_runtime.trainers.grpo.config import GrpoConfig
-from alpagym_runtime.trainers.grpo.loss import grpo_loss, kl_k3, masked_mean
-from alpagym_runtime.trainers.grpo.trainer import StepData, optimise, select
+from alpagym_runtime.trainers.grpo.trainer import select
+from alpagym_runtime.trainers.policy_loss import kl_k3, masked_mean, policy_loss
+from alpagym_runtime.trainers.update import StepData, optimise
 from alpagym_runtime.types import Decision, Ended, Episode, EpisodeRequest, Failure, Sampling, Score
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.2}
@@ -31,7 +32,7 @@ def column(*values):
 def loss_of(new, old=None, mask=None, advantage=(1.0,), **options):
     old = torch.zeros_like(new) if old is None else old
     mask = torch.ones_like(new, dtype=torch.bool) if mask is None else mask
-    return grpo_loss(new, old, mask, torch.tensor(advantage, dtype=torch.float32), **(CLIP | options))
+    return policy_loss(new, old, mask, torch.tensor(advantage, dtype=torch.float32), **(CLIP | options))
 
 
 def gradient(parts, new):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from alpagym_runtime.testing.examples import example_episode
-from alpagym_runtime.trainers.grpo.scenes import scenes_of_step, spreads_of
+from alpagym_runtime.trainers.scenes import scenes_of_step, spreads_of
 from alpagym_runtime.types import Ended, EpisodeRequest
 
 SCENES = [f"s{i}" for i in range(10)]

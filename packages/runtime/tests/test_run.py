@@ -87,6 +87,16 @@ class TestGrpoThatChoosesItsScenesAndCools(TrainerConformance):
         return configure(trainer, checkpoint={"every_updates": 3, "keep": 1})
 
 
+class TestPpo(TrainerConformance):
+    # 3: at the end of imitation; 4: after the step in which only the value learns.
+    stops = (3, 4)
+
+    def config(self):
+        policy = {"type": "waypoint", "hidden": 16, "actors": 1, "value_head": True}
+        trainer = GRPO | {"type": "ppo", "epochs": 2, "value_clip": 0.2, "learning_rate": 0.01}
+        return configure(trainer, policy=policy, checkpoint={"every_updates": 3, "keep": 1})
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A completed run; not to be written to."""
@@ -369,6 +379,18 @@ def test_exploration_cools_to_its_share(tmp_path):
     temperatures = {run.store.open(name).meta["sampling"]["temperature"] for name in rows["id"].to_pylist()}
     # 2 to 0.5 in three steps
     assert temperatures == {2.0, 1.25, 0.5}
+
+
+def test_ppo_logs_what_its_value_knows(tmp_path):
+    policy = {"type": "waypoint", "hidden": 16, "actors": 1, "value_head": True}
+    assert Run(configure(GRPO | {"type": "ppo"}, policy=policy), tmp_path).train().completed
+    rows = [row for row in training_rows(tmp_path) if row["stage"] == "ppo"]
+    assert len(rows) == 5
+    for row in rows:
+        assert row["explained_variance"] <= 1.0
+        assert row["value_loss"] >= 0.0
+        assert all(describe(name) for name in row if name not in ("stage", "step", "total_steps"))
+    assert any(name.startswith("value.") for name in load_weights(tmp_path))
 
 
 def test_retried_episodes_are_counted(tmp_path):

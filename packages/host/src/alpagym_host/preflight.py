@@ -168,7 +168,7 @@ def _gpu_memory(config: RunConfig, command: str, machine: Machine) -> Iterator[P
 
 def _memory(config: RunConfig, command: str, machine: Machine) -> Iterator[Problem]:
     """A training step of our own trainers holds every picture of its episodes, once."""
-    if command != "train" or config.trainer.type != "grpo" or machine.memory_bytes is None:
+    if command != "train" or config.trainer.type not in ("grpo", "ppo") or machine.memory_bytes is None:
         return
     spec, rollout = config.policy.config.spec(), config.rollout
     picture = sum(height * width * 3 for height, width in spec.cameras.values())

@@ -19,7 +19,7 @@ from alpagym_waypoint.config import ModelSection, WaypointConfig
 from alpagym_waypoint.network import actor_features, ego_features
 from alpagym_waypoint.policy import UNITS, bucket
 
-MEAN = Sampling("mean")
+MEAN, SAMPLE = Sampling("mean"), Sampling("sample")
 
 
 class TestWaypoint(TrainablePolicyConformance):
@@ -47,6 +47,16 @@ class TestWaypointWithTwoCamerasOfOneFrame(TrainablePolicyConformance):
 
     def make(self):
         return WaypointConfig(cameras=["left", "right"], frames=1, **SMALL_CAMERA).build()
+
+
+class TestWaypointWithAValueHead(TrainablePolicyConformance):
+    def make(self):
+        return WaypointConfig(value_head=True).build()
+
+
+class TestWaypointWithACameraAndAValueHead(TrainablePolicyConformance):
+    def make(self):
+        return camera_policy(value_head=True)
 
 
 @pytest.fixture(scope="module")
@@ -377,6 +387,38 @@ def test_the_bundled_policy_drives(tmp_path):
 def test_missing_weights_are_named(tmp_path):
     with pytest.raises(ConfigError, match=r"policy\.model\.path: .*nowhere.* does not exist"):
         camera_policy(model=ModelSection(str(tmp_path / "nowhere")))
+
+
+# ---------------------------------------------------------------- value head
+
+
+def test_a_value_head_changes_no_decision(policy):
+    valued, observation = WaypointConfig(hidden=16, value_head=True).build(), observe(policy)
+    assert_same(valued.act(observation, seeds(5), SAMPLE), policy.act(observation, seeds(5), SAMPLE), "the decision")
+    score = valued.score(observation, valued.act(observation, seeds(5), SAMPLE), SAMPLE)
+    assert score.value.shape == (5,)
+    score.value.sum().backward()
+    assert all((p.grad is not None) == name.startswith("value.") for name, p in valued.module.named_parameters())
+    assert policy.score(observation, policy.act(observation, seeds(5), SAMPLE), SAMPLE).value is None
+
+
+def test_weights_serve_with_and_without_a_value_head():
+    plain, valued = (WaypointConfig(value_head=head, seed=4).build() for head in (False, True))
+    other = WaypointConfig(value_head=True, seed=5).build()
+    own = {name: value.clone() for name, value in other.module.state_dict().items()}
+    other.load(plain.module.state_dict(), 1)
+    for name, value in other.module.state_dict().items():
+        wanted = own[name] if name.startswith("value.") else plain.module.state_dict()[name]
+        assert torch.equal(value, wanted), name
+    other.load(valued.module.state_dict(), 2)
+    assert_same(
+        {n: v.numpy() for n, v in other.module.state_dict().items()},
+        {n: v.numpy() for n, v in valued.module.state_dict().items()},
+        "the weights",
+    )
+    plain.load(valued.module.state_dict(), 3)
+    with pytest.raises(RuntimeError, match="value.head.bias"):
+        other.load({n: v for n, v in valued.module.state_dict().items() if n != "value.head.bias"}, 4)
 
 
 # ---------------------------------------------------------------- imitation

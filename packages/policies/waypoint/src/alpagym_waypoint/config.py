@@ -47,6 +47,8 @@ class WaypointConfig:
         seed: of fresh weights.
         model: weights to begin with.
         blank_cameras: pictures arrive black, to measure what they are worth.
+        value_head: a second network of the same kind estimates the value of what is seen, for trainer=ppo; driving
+            does without it.
 
     """
 
@@ -63,6 +65,7 @@ class WaypointConfig:
     noise_correlation: float = 0.9
     seed: int = 0
     blank_cameras: bool = False
+    value_head: bool = False
     model: ModelSection = field(default_factory=ModelSection)
 
     def __post_init__(self) -> None:

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from alpagym_runtime.types import Observation
 
+KNOTS = 16
+"""Acceleration and curvature at eight times each, in units: what a network answers that drives."""
 ACTOR_FEATURES = 13
 HISTORY_EVERY, HISTORY_ROWS = 3, 5
 PIXEL_CENTRE, PIXEL_UNIT = 128.0, 64.0
@@ -56,14 +58,14 @@ def actor_features(observation: Observation) -> NDArray[np.float32]:
 
 
 class ActorsNetwork(nn.Module):
-    """Ego and road users to [N,16] knots in units; a shared layer and a maximum, so the users' order is free."""
+    """Ego and road users to `outputs` numbers; a shared layer and a maximum, so the users' order is free."""
 
-    def __init__(self, hidden: int, route_points: int) -> None:
+    def __init__(self, hidden: int, route_points: int, outputs: int = KNOTS) -> None:
         super().__init__()
         self.actors = nn.Sequential(nn.Linear(ACTOR_FEATURES, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
         self.ego = _ego_layer(hidden, route_points)
         self.trunk = nn.Sequential(nn.Linear(2 * hidden, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
-        self.head = _head(hidden)
+        self.head = _head(hidden, outputs)
 
     @staticmethod
     def inputs(observation: Observation) -> list[NDArray[Any]]:
@@ -71,7 +73,7 @@ class ActorsNetwork(nn.Module):
         return [ego_features(observation), actor_features(observation), observation["actors_mask"]]
 
     def forward(self, ego: Tensor, actors: Tensor, actors_mask: Tensor) -> Tensor:
-        """What `inputs` gives, to knots [N,16]."""
+        """What `inputs` gives, to [N,outputs]."""
         each = self.actors(actors)
         # A masked actor must not reach the maximum whatever it holds: select, do not multiply.
         each = torch.where(actors_mask[..., None], each, torch.zeros_like(each))
@@ -112,7 +114,7 @@ class CameraEncoder(nn.Module):
 
 
 class CameraNetwork(nn.Module):
-    """Ego and pictures of one or more cameras to [N,16] knots in units."""
+    """Ego and pictures of one or more cameras to `outputs` numbers."""
 
     def __init__(
         self,
@@ -122,6 +124,7 @@ class CameraNetwork(nn.Module):
         frames: int,
         size: tuple[int, int],
         channels: Sequence[int],
+        outputs: int = KNOTS,
     ) -> None:
         super().__init__()
         self.cameras = tuple(cameras)
@@ -129,27 +132,27 @@ class CameraNetwork(nn.Module):
         self.ego = _ego_layer(hidden, route_points)
         width = (1 + len(self.cameras)) * hidden
         self.trunk = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
-        self.head = _head(hidden)
+        self.head = _head(hidden, outputs)
 
     def inputs(self, observation: Observation) -> list[NDArray[Any]]:
         """Ego [N,F] and each camera's pictures [N,K,h,w,3] u8."""
         return [ego_features(observation), *(observation[f"camera_{name}"] for name in self.cameras)]
 
     def forward(self, ego: Tensor, *pictures: Tensor) -> Tensor:
-        """What `inputs` gives, to knots [N,16]."""
+        """What `inputs` gives, to [N,outputs]."""
         parts = [encoder(seen) for encoder, seen in zip(self.encoders, pictures, strict=True)]
-        knots: Tensor = self.head(self.trunk(torch.cat([self.ego(ego), *parts], dim=-1)))
-        return knots
+        found: Tensor = self.head(self.trunk(torch.cat([self.ego(ego), *parts], dim=-1)))
+        return found
 
 
 def _ego_layer(hidden: int, route_points: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(7 + 4 * HISTORY_ROWS + 3 * route_points, hidden), nn.ReLU())
 
 
-def _head(hidden: int) -> nn.Linear:
-    head = nn.Linear(hidden, 16)
+def _head(hidden: int, outputs: int) -> nn.Linear:
+    head = nn.Linear(hidden, outputs)
     with torch.no_grad():
-        # The first plan keeps speed and heading.
+        # The first plan keeps speed and heading; the first value is about 0.
         head.weight.mul_(0.05)
         head.bias.zero_()
     return head

@@ -24,7 +24,7 @@ from alpagym_runtime.random import normal
 from alpagym_runtime.trainers.checkpoints import load_weights
 from alpagym_runtime.types import Decision, Observation, Sampling, Score
 from alpagym_waypoint.config import BUNDLED, WaypointConfig
-from alpagym_waypoint.network import ActorsNetwork, CameraNetwork
+from alpagym_waypoint.network import KNOTS, ActorsNetwork, CameraNetwork
 
 ACCELERATION_UNIT_MPS2 = 3.0
 CURVATURE_UNIT_PM = 0.06
@@ -39,6 +39,8 @@ for _row, (_offset, _knots) in enumerate([(0, EARLY), (0, NEXT), (8, EARLY), (8,
 _SHIFT = (_GROUP > 0).astype(np.float32)
 
 PICTURE_AXES = 5
+VALUE = "value."
+"""Names of the value head's weights begin so."""
 SMALLEST_BUCKET = 8
 LARGEST_FORWARD = 256
 """Rows of one forward in `act`; more go in parts, so that activations stay in the cache."""
@@ -59,18 +61,27 @@ def _padded(rows: NDArray[Any]) -> NDArray[Any]:
     return padded
 
 
-def _network(config: WaypointConfig, route_points: int) -> ActorsNetwork | CameraNetwork:
+def _network(config: WaypointConfig, route_points: int, outputs: int = KNOTS) -> ActorsNetwork | CameraNetwork:
     if not config.cameras:
-        return ActorsNetwork(config.hidden, route_points)
+        return ActorsNetwork(config.hidden, route_points, outputs)
     size = (config.camera_height, config.camera_width)
-    return CameraNetwork(config.hidden, route_points, config.cameras, config.frames, size, config.channels)
+    return CameraNetwork(config.hidden, route_points, config.cameras, config.frames, size, config.channels, outputs)
+
+
+def _take(module: nn.Module, state: Mapping[str, Any]) -> None:
+    """Give a network weights. A value head that they lack stays as it is, one that it lacks is left out."""
+    own = {name: value for name, value in module.state_dict().items() if name.startswith(VALUE)}
+    given = {name: value for name, value in state.items() if own or not name.startswith(VALUE)}
+    if not any(name.startswith(VALUE) for name in given):
+        given |= own
+    module.load_state_dict(given)
 
 
 def _load(module: nn.Module, path: str) -> None:
     """Give a network the weights behind `policy.model.path`."""
     place = Path(__file__).with_name("bundled.safetensors") if path == BUNDLED else Path(path)
     try:
-        module.load_state_dict(load_weights(place))
+        _take(module, load_weights(place))
     except RuntimeError as err:
         raise ConfigError(f"the weights in {place} do not fit this policy: {err}", key="policy.model.path") from err
     except CorruptFileError as err:
@@ -86,13 +97,18 @@ class WaypointPolicy:
         self.device = torch.device(device)
         state = torch.random.get_rng_state()
         torch.manual_seed(config.seed)
-        self.module: nn.Module = _network(config, self.spec.route_points).to(self.device)
+        self.module: nn.Module = _network(config, self.spec.route_points)
+        if config.value_head:
+            # A network of its own: a shared trunk would be bent by the value's larger gradients.
+            self.module.value = _network(config, self.spec.route_points, 1)
+        self.module.to(self.device)
         torch.random.set_rng_state(state)
         if config.model.path:
             _load(self.module, config.model.path)
         self._std = np.repeat([config.acceleration_std, config.curvature_std], 2).astype(np.float32)
         self._correlation = config.noise_correlation
         self._blank = config.blank_cameras
+        self._value_head = config.value_head
         self._group = torch.from_numpy(_GROUP.T.copy()).to(self.device)
 
     def act(self, observations: Observation, seeds: NDArray[np.uint64], sampling: Sampling) -> Decision:
@@ -122,22 +138,24 @@ class WaypointPolicy:
         )
 
     def score(self, observations: Observation, decisions: Decision, sampling: Sampling) -> Score:
-        """Log-probability [N,1] of the recorded actions and the distribution's entropy [N]; differentiable."""
-        means = self.forward(observations) @ self._group
+        """Log-probability [N,1] of the recorded actions, entropy [N] and with a value head the value [N]."""
+        inputs = self._tensors(observations)
+        means = self.module(*inputs) @ self._group
+        value = self.module.get_submodule("value")(*inputs)[:, 0] if self._value_head else None
         action = torch.from_numpy(np.asarray(decisions.trace["action"])).to(self.device)
         log_prob = self._log_prob(action, means, sampling)
         std = self._std * sampling.temperature
         entropy = float(np.sum(np.log(std)) + 2.0 * (1.0 + math.log(2.0 * math.pi)))
-        return Score(log_prob, torch.full((len(action),), entropy, device=self.device))
+        return Score(log_prob, torch.full((len(action),), entropy, device=self.device), value)
 
     def load(self, state: Mapping[str, Any], version: int) -> None:
         """Take new weights; there are no caches."""
-        self.module.load_state_dict(state)
+        _take(self.module, state)
         self.version = version
 
     def forward(self, observations: Observation) -> Tensor:
         """Knots [N,16] in units, differentiable."""
-        knots: Tensor = self.module(*(torch.from_numpy(array).to(self.device) for array in self._inputs(observations)))
+        knots: Tensor = self.module(*self._tensors(observations))
         return knots
 
     def imitation_loss(self, observations: Observation, target_plan_rig: NDArray[np.float32]) -> Tensor:
@@ -155,6 +173,9 @@ class WaypointPolicy:
             arrays = [np.zeros_like(array) if array.ndim == PICTURE_AXES else array for array in arrays]
         # An episode's pictures are read-only views, of which torch takes none.
         return [np.require(array, requirements=["C", "W"]) for array in arrays]
+
+    def _tensors(self, observations: Observation) -> list[Tensor]:
+        return [torch.from_numpy(array).to(self.device) for array in self._inputs(observations)]
 
     def _mean(self, observations: Observation) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Knots [N,16] and the groups' means [N,4], by padded forwards."""

@@ -577,6 +577,19 @@ class TrainablePolicyConformance(PolicyConformance):
         assert all(bool(g.isfinite().all()) for g in gradients)
         assert any(bool((g != 0).any()) for g in gradients)
 
+    def test_a_value_is_of_the_observation_alone(self) -> None:
+        policy, size = self.trainable(), self.sizes[1]
+        observation, decision = self.observe(policy.spec, size), self.act(policy, size)
+        value = policy.score(observation, decision, self.sampling).value
+        if value is None:
+            raise SkipTest("the policy gives no values")
+        assert tuple(value.shape) == (size,)
+        assert bool(value.isfinite().all())
+        # The value of a drive's last observation is asked for beside another tick's decision.
+        turned = policy.score(observation, decision.take(np.arange(size)[::-1].copy()), self.sampling).value
+        assert turned is not None
+        assert float((turned - value).detach().abs().max()) <= self.score_tolerance
+
     def test_load_takes_weights_and_version(self) -> None:
         policy, size = self.trainable(), self.sizes[1]
         before = self.act(policy, size)

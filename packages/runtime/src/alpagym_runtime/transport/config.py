@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from alpagym_plugins import check_range
+from alpagym_plugins import Problem, check_choice, check_range
 
 if TYPE_CHECKING:
     from alpagym_runtime.transport.disk import DiskTransport
+    from alpagym_runtime.transport.nccl.ends import Receiver, Sender
     from alpagym_runtime.transport.shared_memory import SharedMemoryTransport
 
 
@@ -61,3 +63,54 @@ class SharedMemoryConfig:
         from alpagym_runtime.transport.shared_memory import SharedMemoryTransport
 
         return SharedMemoryTransport(self)
+
+
+@dataclass
+class NcclConfig:
+    """Episodes pass from rollout processes to the trainer through NCCL, or through gloo on a CPU.
+
+    Attributes:
+        backend: nccl (each process has a GPU of its own) | gloo.
+        host: address that the trainer's end listens on; other than loopback it is open to all, without a password.
+        port: 0 takes a free one; it is written into the run directory.
+        in_flight: episodes of one sender that are sent and not taken by the trainer; the next one waits.
+        timeout_s: longest wait for the other end, wherever one waits.
+        copy_threads: that copy an episode into and out of pinned memory.
+        limit_mb: room for what the trainer received and nobody discarded; beyond it the oldest is released.
+        expire_s: age at which one is released.
+
+    """
+
+    backend: str = "nccl"
+    host: str = "127.0.0.1"
+    port: int = 0
+    in_flight: int = 8
+    timeout_s: float = 30.0
+    copy_threads: int = 4
+    limit_mb: int = 32_768
+    expire_s: float = 21_600.0
+
+    def __post_init__(self) -> None:
+        check_choice("backend", self.backend, ("nccl", "gloo"))
+        check_range("port", self.port, minimum=0, maximum=65_535)
+        check_range("in_flight", self.in_flight, minimum=1, maximum=1024)
+        check_range("timeout_s", self.timeout_s, above=0, maximum=86_400)
+        check_range("copy_threads", self.copy_threads, minimum=1, maximum=64)
+        check_range("limit_mb", self.limit_mb, minimum=1)
+        check_range("expire_s", self.expire_s, above=0)
+
+    def preflight(self, config: Any, machine: Any) -> Iterator[Problem]:
+        """Whether there are two processes."""
+        if not getattr(config.rollout, "workers", 0):
+            yield Problem(
+                ".type",
+                "nccl",
+                "carries episodes from rollout processes to the trainer, and this run has one process for both",
+                "transport=memory",
+            )
+
+    def build(self, role: str, directory: Path) -> Receiver | Sender:
+        """The trainer's end, or a rollout process's for every other role."""
+        from alpagym_runtime.transport.nccl.ends import Receiver, Sender
+
+        return (Receiver if role == "trainer" else Sender)(directory / "transport", self)

@@ -2,90 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from alpagym_plugins import Problem, check_choice, check_range
-from alpagym_runtime.trainers.sft.config import SftConfig
+from alpagym_plugins import check_choice, check_range
+from alpagym_runtime.trainers.closed_loop_config import ClosedLoopConfig
 
 if TYPE_CHECKING:
     from alpagym_runtime.trainers.grpo.trainer import GrpoTrainer
 
 
 @dataclass
-class GrpoConfig:
+class GrpoConfig(ClosedLoopConfig):
     """Group-relative policy optimisation in closed loop, after a warm start by imitation.
 
     Attributes:
-        updates: training steps; each makes rollout.scenes_per_step × rollout.group_size episodes.
-        budget_s: CPU seconds of this process after which the stage ends, whatever `updates` says; 0 for no bound.
-            Where it ends then depends on the machine.
-        scene_focus: share of a step's groups that drive scenes whose last group's rewards differed most.
-        learning_rate: of Adam; falls linearly to `final_rate_share` of it.
-        epochs: passes over a step's decisions.
-        minibatch: decisions an optimiser step.
-        micro_batch: decisions a forward; 0 is a whole minibatch. Any value gives the same gradient.
-        clip_low, clip_high: of the probability ratio.
-        gradient_clip: norm of the gradient.
         credit: tick (return-to-go less the group's mean at that tick) | episode (one advantage an episode).
-        discount: per decision, for credit by tick.
         spread_floor: added to the standard deviation of credit by tick, in units of reward.
         least_advantage: decisions below it in size are left out before the backward pass.
-        kl_weight: of the penalty against the policy as the stage began; 0 for none.
-        kl_stop: a step's passes end when its KL to the weights that drove exceeds this.
-        temperature: of exploration; goes linearly to `final_temperature_share` of it.
-        warm_start: imitation before the first step; null starts from the weights as they are.
 
     """
 
-    updates: int = 40
-    budget_s: float = 0.0
-    scene_focus: float = 0.0
-    learning_rate: float = 5e-4
-    final_rate_share: float = 0.1
-    epochs: int = 1
-    minibatch: int = 512
-    micro_batch: int = 0
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    gradient_clip: float = 1.0
     credit: str = "tick"
-    discount: float = 0.97
     spread_floor: float = 0.05
     least_advantage: float = 0.1
-    kl_weight: float = 0.0
-    kl_stop: float = 0.05
-    temperature: float = 1.0
-    final_temperature_share: float = 1.0
-    warm_start: SftConfig | None = field(default_factory=SftConfig)
 
     def __post_init__(self) -> None:
-        check_range("updates", self.updates, minimum=0)
-        check_range("budget_s", self.budget_s, minimum=0)
-        check_range("scene_focus", self.scene_focus, minimum=0, maximum=1)
-        check_range("learning_rate", self.learning_rate, above=0, maximum=10)
-        check_range("final_rate_share", self.final_rate_share, minimum=0, maximum=1)
-        check_range("epochs", self.epochs, minimum=1, maximum=1000)
-        check_range("minibatch", self.minibatch, minimum=1)
-        check_range("micro_batch", self.micro_batch, minimum=0, maximum=self.minibatch)
-        check_range("clip_low", self.clip_low, above=0, below=1)
-        check_range("clip_high", self.clip_high, above=0, maximum=100)
-        check_range("gradient_clip", self.gradient_clip, above=0)
+        super().__post_init__()
         check_choice("credit", self.credit, ("tick", "episode"))
-        check_range("discount", self.discount, minimum=0, maximum=1)
         check_range("spread_floor", self.spread_floor, minimum=0)
         check_range("least_advantage", self.least_advantage, minimum=0)
-        check_range("kl_weight", self.kl_weight, minimum=0)
-        check_range("kl_stop", self.kl_stop, above=0)
-        check_range("temperature", self.temperature, above=0, maximum=100)
-        check_range("final_temperature_share", self.final_temperature_share, above=0, maximum=100)
-
-    def preflight(self, config: Any, machine: Any) -> Iterator[Problem]:
-        """What its warm start needs."""
-        if self.warm_start is not None:
-            for problem in self.warm_start.preflight(config, machine):
-                yield problem.under(".warm_start")
 
     def build(self, run: Any) -> GrpoTrainer:
         """The trainer of a run."""

@@ -52,7 +52,7 @@ def kl_k3(reference_log_prob: Tensor, log_prob: Tensor) -> Tensor:
     return torch.exp(log_ratio) - log_ratio - 1.0
 
 
-def grpo_loss(
+def policy_loss(
     new_log_prob_BJ: Tensor,
     old_log_prob_BJ: Tensor,
     mask_BJ: Tensor,

@@ -1,0 +1,1 @@
+"""PPO with a learnt value: configuration, advantages, the loop's own parts."""

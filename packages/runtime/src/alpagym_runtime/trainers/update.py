@@ -1,0 +1,157 @@
+"""One training step on decisions that were driven: passes in minibatches, a clipped loss, guards before each step.
+
+What is learnt from them is the caller's: the advantages are in `StepData`, a further part of the loss comes as a
+function. Axes: B decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from alpagym_runtime.random import generator
+from alpagym_runtime.trainers.base import Observations
+from alpagym_runtime.trainers.closed_loop_config import ClosedLoopConfig
+from alpagym_runtime.trainers.policy_loss import LossParts, policy_loss
+from alpagym_runtime.types import Decision, Sampling, Score, TrainablePolicy
+
+FurtherLoss = Callable[[Score, NDArray[np.int64], float], tuple[Tensor, dict[str, float]]]
+"""A part of the loss besides the policy's, for (score, rows of the step's data, count): a scalar, the rows' sum divided
+by `count`; and numbers to log, means over the rows. A loss that is not finite refuses the optimiser step."""
+
+
+@dataclass
+class StepData:
+    """The decisions of a step that are worth a gradient, and counts of what was left out."""
+
+    observation: Observations
+    decisions: Decision | None
+    advantage_B: NDArray[np.float32]
+    sampling: Sampling
+    counts: dict[str, float] = field(default_factory=dict)
+
+
+def optimise(
+    policy: TrainablePolicy,
+    optimiser: torch.optim.Optimizer,
+    data: StepData,
+    config: ClosedLoopConfig,
+    order_seed: int,
+    reference: torch.nn.Module | None = None,
+    further: FurtherLoss | None = None,
+) -> dict[str, float]:
+    """`epochs` passes in minibatches over a step's decisions; returns numbers to log.
+
+    A minibatch whose loss, log-probabilities or gradient are not finite makes no optimiser step and is counted; one in
+    which no factor of any decision counts makes none either.
+    """
+    assert data.decisions is not None
+    count = len(data.advantage_B)
+    valid = np.asarray(data.decisions.log_prob_mask.any(axis=1))
+    logged: list[dict[str, float]] = []
+    stopped, refused = 0.0, 0.0
+    for epoch in range(config.epochs):
+        order = generator(order_seed, epoch).permutation(count)
+        for rows in np.array_split(order, max(1, round(count / config.minibatch))):
+            optimiser.zero_grad()
+            rows = rows[valid[rows]]
+            if not len(rows):
+                continue
+            finite, pieces = True, []
+            micro = config.micro_batch or len(rows)
+            for start in range(0, len(rows), micro):
+                piece, more = _loss(policy, data, rows[start : start + micro], len(rows), config, reference, further)
+                finite = finite and piece.finite
+                if finite:
+                    piece.loss.backward()
+                pieces.append((piece, more))
+            norm = torch.nn.utils.clip_grad_norm_(policy.module.parameters(), config.gradient_clip)
+            if not finite or not bool(torch.isfinite(norm)):
+                refused += 1
+                optimiser.zero_grad()
+                continue
+            optimiser.step()
+            logged.append(_merge(pieces) | {"gradient_norm": float(norm), "valid": float(len(rows))})
+            if logged[-1]["kl"] > config.kl_stop:
+                stopped = 1.0
+                break
+        if stopped:
+            break
+    return {"steps_refused": refused, "kl_stopped": stopped} | _summarise(logged)
+
+
+def _summarise(minibatches: list[dict[str, float]]) -> dict[str, float]:
+    """The numbers of a step from those of its minibatches."""
+    if not minibatches:
+        return {}
+    weights = [part["valid"] for part in minibatches]
+    numbers = {
+        name: float(np.average([part[name] for part in minibatches], weights=weights))
+        for name in minibatches[0]
+        if name not in ("valid", "ratio_min", "ratio_max", "gradient_norm")
+    }
+    numbers["ratio_min"] = min(part["ratio_min"] for part in minibatches)
+    numbers["ratio_max"] = max(part["ratio_max"] for part in minibatches)
+    numbers["gradient_norm"] = float(np.mean([part["gradient_norm"] for part in minibatches]))
+    return numbers
+
+
+def _merge(pieces: Sequence[tuple[LossParts, Mapping[str, float]]]) -> dict[str, float]:
+    """The numbers of a minibatch from its micro-batches, whose losses are shares of one sum."""
+    weights = [part.valid for part, _ in pieces]
+    means = [
+        {"kl": part.kl_old, "clip_share": part.clip_share, "ratio_mean": part.ratio_mean, **more}
+        for part, more in pieces
+    ]
+    return {
+        "loss": sum(float(part.loss.detach()) for part, _ in pieces),
+        **{name: float(np.average([mean[name] for mean in means], weights=weights)) for name in means[0]},
+        "ratio_min": min(part.ratio_min for part, _ in pieces),
+        "ratio_max": max(part.ratio_max for part, _ in pieces),
+    }
+
+
+def _loss(
+    policy: TrainablePolicy,
+    data: StepData,
+    rows: NDArray[np.int64],
+    count: int,
+    config: ClosedLoopConfig,
+    reference: torch.nn.Module | None,
+    further: FurtherLoss | None,
+) -> tuple[LossParts, dict[str, float]]:
+    """The loss of some rows as their share of `count` rows, and means over the rows to log."""
+    assert data.decisions is not None
+    observation, decisions = data.observation.take(rows), data.decisions.take(rows)
+    score = policy.score(observation, decisions, data.sampling)
+    device = score.log_prob.device
+    before = None
+    if reference is not None:
+        with torch.no_grad():
+            own, policy.module = policy.module, reference
+            try:
+                before = policy.score(observation, decisions, data.sampling).log_prob
+            finally:
+                policy.module = own
+    parts = policy_loss(
+        score.log_prob,
+        torch.from_numpy(decisions.log_prob).to(device),
+        torch.from_numpy(decisions.log_prob_mask).to(device),
+        torch.from_numpy(data.advantage_B[rows]).to(device),
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        kl_weight=config.kl_weight,
+        reference_log_prob_BJ=before,
+        count=count,
+    )
+    numbers = {"entropy": float(score.entropy.detach().mean())}
+    if further is not None:
+        loss, more = further(score, rows, count)
+        finite = parts.finite and bool(torch.isfinite(loss))
+        parts, numbers = replace(parts, loss=parts.loss + loss, finite=finite), numbers | more
+    return parts, numbers

@@ -1,0 +1,165 @@
+"""Moves buffers between two processes, in order, several under way; every wait has an end.
+
+A channel is a process group of two of its own, so one peer's end or restart touches no other's. Each buffer passes
+through a slot: memory of the CPU (pinned where a GPU follows) and, for NCCL, its twin on the GPU with a stream of its
+own, so that one buffer's copy runs beside another's transfer.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from threading import Condition
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+SLOTS = 3
+"""Buffers of a channel: one is filled, one travels, one is emptied."""
+TAG = 0
+
+
+@dataclass
+class Slot:
+    """Room for one buffer; `memory` is on the CPU."""
+
+    memory: Tensor
+    device: Tensor | None = None
+    stream: Any = None
+    done: Any = None
+
+    def array(self, size: int) -> NDArray[Any]:
+        """The first `size` bytes, u8."""
+        found: NDArray[Any] = self.memory[:size].numpy()
+        return found
+
+
+def current_device(backend: str) -> torch.device | None:
+    """The GPU of the calling thread; None for gloo."""
+    return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
+
+
+class Channel:
+    """One side of a pair.
+
+    Args:
+        store: of this pair alone.
+        rank: 0 or 1.
+        device: of NCCL; None takes gloo.
+        host: address that gloo listens on.
+        timeout_s: bound of the connection's set-up.
+
+    """
+
+    def __init__(self, store: dist.Store, rank: int, device: torch.device | None, host: str, timeout_s: float) -> None:
+        self._peer, self._cuda = 1 - rank, device
+        timeout = timedelta(seconds=timeout_s)
+        if device is not None:
+            options = dist.ProcessGroupNCCL.Options()
+            # Our own deadlines come first; beyond this one NCCL's watchdog would end the process.
+            options._timeout = timedelta(seconds=max(10.0 * timeout_s, 600.0))
+            self._group: Any = dist.ProcessGroupNCCL(store, rank, 2, options)
+        else:
+            gloo: Any = dist.ProcessGroupGloo
+            bound = gloo._Options()
+            bound._devices, bound._timeout = [gloo.create_device(hostname=host)], timeout
+            self._group = gloo(store, rank, 2, bound)
+        self._free = [self._slot() for _ in range(SLOTS)]
+        self._changed = Condition()
+        self._aborted = False
+        # NCCL connects at the first message, which takes seconds: before any deadline of an episode.
+        greeting = self._free[0]
+        self._start(greeting, 1, sending=rank == 1)
+        self.finish(greeting, 1, timeout_s)
+
+    def acquire(self, size: int, timeout_s: float) -> Slot | None:
+        """A slot with room for `size` bytes; None where none got free in time."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._free or self._aborted, timeout_s) or self._aborted:
+                return None
+            slot = self._free.pop()
+        if len(slot.memory) < size:
+            slot.memory = self._memory(size)
+            if self._cuda is not None:
+                slot.device = torch.empty(len(slot.memory), dtype=torch.uint8, device=self._cuda)
+        return slot
+
+    def release(self, slot: Slot) -> None:
+        """Give a slot back."""
+        with self._changed:
+            self._free.append(slot)
+            self._changed.notify_all()
+
+    def start_send(self, slot: Slot, size: int) -> None:
+        """Send the slot's first `size` bytes; returns at once."""
+        self._start(slot, size, sending=True)
+
+    def start_receive(self, slot: Slot, size: int) -> None:
+        """Receive `size` bytes into the slot; returns at once."""
+        self._start(slot, size, sending=False)
+
+    def finish(self, slot: Slot, size: int, timeout_s: float) -> bool:
+        """Wait for what was started with a slot; False where it did not end in time, which leaves the channel broken.
+
+        Raises:
+            RuntimeError: the other side is gone.
+
+        """
+        if not size:
+            return True
+        if self._cuda is None:
+            try:
+                slot.done.wait(timedelta(seconds=timeout_s))
+            except RuntimeError as err:
+                if "imed out" in str(err):
+                    return False
+                raise
+            return True
+        end = time.monotonic() + timeout_s
+        while not slot.done.query():
+            if self._aborted or time.monotonic() > end:
+                return False
+            time.sleep(100e-6)
+        return True
+
+    def abort(self) -> None:
+        """End every transfer under way; waiting threads return."""
+        with self._changed:
+            if self._aborted:
+                return
+            self._aborted = True
+            self._changed.notify_all()
+        self._group.abort()
+
+    def _start(self, slot: Slot, size: int, *, sending: bool) -> None:
+        if not size:
+            return
+        operate = self._group.send if sending else self._group.recv
+        if self._cuda is None:
+            slot.done = operate([slot.memory[:size]], self._peer, TAG)
+            return
+        assert slot.device is not None
+        with torch.cuda.device(self._cuda), torch.cuda.stream(slot.stream):
+            if sending:
+                slot.device[:size].copy_(slot.memory[:size], non_blocking=True)
+            operate([slot.device[:size]], self._peer, TAG).wait()  # orders the stream after it, not this thread
+            if not sending:
+                slot.memory[:size].copy_(slot.device[:size], non_blocking=True)
+            slot.done.record(slot.stream)
+
+    def _slot(self) -> Slot:
+        slot = Slot(self._memory(1))
+        if self._cuda is not None:
+            slot.device = torch.empty(len(slot.memory), dtype=torch.uint8, device=self._cuda)
+            slot.stream, slot.done = torch.cuda.Stream(self._cuda), torch.cuda.Event()
+        return slot
+
+    def _memory(self, size: int) -> Tensor:
+        """At least `size` bytes, rounded up so that episodes of about one size share a slot."""
+        step = 1 << 20 if size > 1 << 16 else 1 << 16
+        rounded = -(-size // step) * step
+        return torch.empty(rounded, dtype=torch.uint8, pin_memory=self._cuda is not None)

@@ -1,0 +1,330 @@
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from alpagym_runtime.testing.conformance import TransportConformance, empty_episode
+from alpagym_runtime.testing.examples import assert_same, example_camera_episode, example_episode
+from alpagym_runtime.transport.config import NcclConfig
+from alpagym_runtime.transport.nccl.message import copy_into, pack, unpack
+from alpagym_runtime.types import Ragged
+
+FAST = {"backend": "gloo", "copy_threads": 1}
+
+
+@pytest.fixture
+def ends(tmp_path):
+    """Makes ends in one run directory, and closes them."""
+    made = []
+
+    def make(role, **options):
+        made.append(NcclConfig(**(FAST | options)).build(role, tmp_path))
+        return made[-1]
+
+    yield make
+    for end in made[::-1]:
+        end.close()
+
+
+class TestNccl(TransportConformance):
+    @pytest.fixture(autouse=True)
+    def _close(self):
+        self.made = []
+        yield
+        for end in self.made[::-1]:
+            end.close()
+
+    def make(self, directory):
+        receiver = NcclConfig(**FAST).build("trainer", directory)
+        sender = NcclConfig(**FAST).build("rollout", directory)
+        self.made += [receiver, sender]
+        return sender, receiver
+
+
+# ---------------------------------------------------------------- messages
+
+
+def through(episode):
+    """What a message's other end makes of an episode."""
+    message = pack(episode)
+    buffer = np.empty(message.size, np.uint8)
+    with ThreadPoolExecutor(2) as threads:
+        copy_into(buffer, message, threads)
+    return message, unpack(message.header, buffer)
+
+
+@pytest.mark.parametrize("episode", [example_episode(), example_camera_episode(4, 1, jpeg=True), empty_episode()])
+def test_a_message_holds_an_episode_to_the_bit(episode):
+    assert_same(through(episode)[1], episode, "the episode")
+
+
+def test_arrays_without_elements_arrive_with_shape_and_type_and_take_no_byte():
+    odd = {"a": np.zeros((13, 0, 3), np.float32), "b": np.zeros((0, 4), np.uint64), "c": np.zeros(0, bool)}
+    message, found = through(replace(empty_episode(), observation=odd))
+    assert message.size == 0
+    assert_same(found.observation, odd, "the arrays")
+    nothing = Ragged(np.zeros((0, 2), np.int32), np.zeros(5, np.int64))
+    decisions = replace(example_episode().decisions, trace={"empty": nothing})
+    assert_same(through(replace(example_episode(), decisions=decisions))[1].decisions.trace["empty"], nothing)
+
+
+def test_pictures_whose_rows_overlap_are_sent_once():
+    # 11 frames of 8 x 8 px seen as 10 rows of 2: 11 · 192 = 2112 bytes, not 3840; 2112 is a multiple of 64.
+    frames = np.random.default_rng(0).integers(0, 256, (11, 8, 8, 3), np.uint8)
+    rows = np.lib.stride_tricks.sliding_window_view(frames, 2, axis=0).transpose(0, 4, 1, 2, 3)
+    message, found = through(replace(empty_episode(), observation={"camera_front": rows}))
+    assert message.size == 2112
+    np.testing.assert_array_equal(found.observation["camera_front"], rows)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"at": 1 << 40}, "bytes 1099511627776"),
+        ({"shape": [1 << 40]}, "bytes 0 to"),
+        ({"shape": [-1]}, "an array of"),
+        ({"type": "|O"}, "an array of object"),
+        ({"shape": [2, 2], "strides": [1 << 40, 1]}, "bytes 0 to"),
+        ({"shape": [2, 2], "strides": [-1, 1]}, "strides"),
+    ],
+)
+def test_a_header_that_points_outside_its_buffer_is_refused(change, reason):
+    message = pack(replace(empty_episode(), rewards=np.arange(4.0)))
+    header = json.loads(message.header)
+    header["arrays"]["rewards"] |= {"at": 0} | change
+    with pytest.raises(ValueError, match=f"does not describe its buffer: .*{reason}"):
+        unpack(json.dumps(header).encode(), np.zeros(message.size, np.uint8))
+
+
+@pytest.mark.parametrize("header", [b"", b"[]", b"{}", b'{"version": 9}', b"\xff"])
+def test_what_is_no_header_is_refused(header):
+    with pytest.raises(ValueError, match="does not describe its buffer"):
+        unpack(header, np.zeros(8, np.uint8))
+
+
+def test_objects_are_no_data():
+    with pytest.raises(ValueError, match="'x': object arrays must be"):
+        pack(replace(empty_episode(), observation={"x": np.array([{}], object)}))
+
+
+# ---------------------------------------------------------------- flight
+
+
+def sized(count, number):
+    """An episode of `count` bytes, known by its number."""
+    return replace(
+        empty_episode(), observation={"x": np.full(count, number % 251, np.uint8)}, rewards=np.full(1, float(number))
+    )
+
+
+def test_a_hundred_episodes_of_all_sizes_arrive_in_any_order(ends):
+    receiver, sender = ends("trainer"), ends("rollout")
+    sizes = [0, 1, 4096, 100_000, 3_000_000] * 20
+    sizes[50] = 64_000_000
+    with ThreadPoolExecutor(1) as other:
+        sending = other.submit(lambda: [sender.send(sized(size, n)) for n, size in enumerate(sizes)])
+        first = sender_link(receiver, sender)
+        for pair in range(0, 100, 2):
+            for n in (pair + 1, pair):
+                handle = f"{first}-{n}"
+                found = receiver.receive(handle)
+                receiver.discard(handle)
+                assert (len(found.observation["x"]), found.rewards[0]) == (sizes[n], n)
+                assert (found.observation["x"] == n % 251).all()
+        assert sending.result(60) == [f"{first}-{n}" for n in range(100)]
+
+
+def sender_link(receiver, sender):
+    """What the handles of the only sender begin with."""
+    return f"nccl-{receiver._session.token}-0"
+
+
+def test_what_is_sent_and_not_taken_holds_the_sender_up(ends):
+    receiver, sender = ends("trainer"), ends("rollout", in_flight=2, timeout_s=1.0)
+    handles = [sender.send(sized(8, n)) for n in range(2)]
+    with ThreadPoolExecutor(1) as other:
+        third = other.submit(sender.send, sized(8, 2))
+        time.sleep(0.3)
+        assert not third.done()
+        receiver.receive(handles[1])
+        assert receiver.receive(third.result(5)).rewards[0] == 2.0
+    # Two are taken, one is not: one more goes, then none.
+    sender.send(sized(8, 3))
+    began = time.monotonic()
+    with pytest.raises(
+        TimeoutError, match=r"trainer \(process \d+ .* within 1 s, and 2 are on their way before nccl-.*-4"
+    ):
+        sender.send(sized(8, 4))
+    assert time.monotonic() - began < 3.0
+
+
+def test_nothing_travels_beside_a_weight_sync(ends):
+    receiver, sender = ends("trainer"), ends("rollout")
+    receiver.receive(sender.send(sized(8, 0)))
+    with ThreadPoolExecutor(1) as other:
+        with receiver.paused():
+            arriving = other.submit(receiver.receive, sender.send(sized(100_000, 1)))
+            time.sleep(0.4)
+            assert not arriving.done()
+        assert arriving.result(10).rewards[0] == 1.0
+
+
+def test_an_episode_that_nobody_asks_for_is_an_error_within_the_deadline(ends):
+    receiver, sender = ends("trainer"), ends("rollout", timeout_s=1.0)
+    receiver.receive(sender.send(sized(8, 0)))
+    with receiver.paused():
+        handle = sender.send(sized(8, 1))
+        time.sleep(1.5)
+        with pytest.raises(TimeoutError, match=rf"did not ask for {handle} within 1 s; .* transport.timeout_s"):
+            sender.send(sized(8, 2))
+    # The next one joins again, as another link.
+    assert receiver.receive(sender.send(sized(8, 3))).rewards[0] == 3.0
+
+
+def test_what_does_not_come_is_an_error_within_the_deadline(ends):
+    receiver, sender = ends("trainer", timeout_s=1.0), ends("rollout")
+    handle = sender.send(sized(8, 0))
+    for missing, who in ((handle[:-1] + "7", "its sender is process"), (handle[:-3] + "9-0", "no such sender")):
+        began = time.monotonic()
+        with pytest.raises(TimeoutError, match=f"{missing} did not arrive within 1 s: {who}"):
+            receiver.receive(missing)
+        assert time.monotonic() - began < 3.0
+
+
+def test_a_sender_frees_an_episode_of_its_own(ends):
+    receiver, sender = ends("trainer"), ends("rollout")
+    first, second = sender.send(sized(8, 0)), sender.send(sized(8, 1))
+    sender.discard(first)
+    sender.discard("nccl-0123456789abcdef-0-0")
+    receiver.receive(second)
+    # Messages keep their order, and the second discard comes behind the first episode's.
+    receiver.receive(sender.send(sized(8, 2)))
+    with pytest.raises(KeyError, match=first):
+        receiver.receive(first)
+
+
+def test_what_is_received_and_never_discarded_is_released_by_rule(ends):
+    receiver, sender = ends("trainer", limit_mb=2), ends("rollout")
+    handles = [sender.send(sized(900_000, n)) for n in range(3)]
+    receiver.receive(handles[2])
+    with pytest.raises(KeyError, match="transport.limit_mb"):
+        receiver.receive(handles[0])
+    assert receiver.receive(handles[1]).rewards[0] == 1.0
+
+
+def test_several_senders_are_served_side_by_side(ends):
+    receiver = ends("trainer")
+    senders = [ends("rollout") for _ in range(3)]
+    handles = [sender.send(sized(50_000, k)) for k, sender in enumerate(senders)]
+    assert [receiver.receive(handle).rewards[0] for handle in handles[::-1]] == [2.0, 1.0, 0.0]
+
+
+# ---------------------------------------------------------------- ends that die
+
+
+def start(code, folder):
+    """Another process with an end in the same run directory."""
+    prelude = f"""
+        import sys, time
+        from pathlib import Path
+        from alpagym_runtime.testing.examples import example_episode
+        from alpagym_runtime.transport.config import NcclConfig
+        make = lambda role: NcclConfig(**{FAST!r}).build(role, Path({str(folder)!r}))
+    """
+    program = textwrap.dedent(prelude) + textwrap.dedent(code)
+    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+
+
+def test_a_sender_that_is_killed_is_replaced_by_another(ends, tmp_path):
+    receiver = ends("trainer", timeout_s=15.0)
+    child = start("end = make('rollout'); print(end.send(example_episode()), flush=True); time.sleep(60)", tmp_path)
+    try:
+        handle = child.stdout.readline().strip()
+        assert_same(receiver.receive(handle), example_episode(), "the episode")
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+    # What arrived stays; another sender is another link, whose handles are new.
+    assert_same(receiver.receive(handle), example_episode(), "the episode")
+    again = ends("rollout").send(example_episode(1))
+    assert again.split("-")[2] == "1"
+    assert_same(receiver.receive(again), example_episode(1), "the episode")
+
+
+def test_a_trainer_that_is_killed_is_an_error_at_once_and_is_found_again(ends, tmp_path):
+    child = start("end = make('trainer'); print('there', flush=True); time.sleep(60)", tmp_path)
+    sender = ends("rollout", timeout_s=15.0)
+    try:
+        assert child.stdout.readline().strip() == "there"
+        sender.send(sized(8, 0))
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+    began = time.monotonic()
+    # What is announced into the void is found out at the next one.
+    with pytest.raises(ConnectionError, match="trainer"):
+        [(sender.send(sized(8, n)), time.sleep(0.1)) for n in range(1, 9)]
+    assert time.monotonic() - began < 5.0
+    receiver = ends("trainer")
+    assert receiver.receive(sender.send(sized(8, 2))).rewards[0] == 2.0
+
+
+def test_without_a_trainer_the_first_episode_is_an_error(ends, tmp_path):
+    with pytest.raises(TimeoutError, match=r"no trainer opened .*nccl.json within 0.2 s: no address is there"):
+        ends("rollout", timeout_s=0.2).send(sized(8, 0))
+
+
+def test_closed_ends_leave_no_thread_and_no_address(tmp_path):
+    before = set(threading.enumerate())
+    receiver, sender = (NcclConfig(**FAST).build(role, tmp_path) for role in ("trainer", "rollout"))
+    receiver.receive(sender.send(sized(8, 0)))
+    sender.close()
+    receiver.close()
+    receiver.close()
+    end = time.monotonic() + 5.0
+    while set(threading.enumerate()) - before and time.monotonic() < end:
+        time.sleep(0.02)
+    assert set(threading.enumerate()) <= before
+    assert not (tmp_path / "transport" / "nccl.json").exists()
+
+
+def test_it_listens_on_loopback_only(ends, tmp_path):
+    receiver = ends("trainer")
+    about = json.loads((tmp_path / "transport" / "nccl.json").read_text())
+    assert about["host"] == "127.0.0.1"
+    own = socket.gethostbyname(socket.gethostname())
+    if own.startswith("127."):
+        pytest.skip("this machine's name leads to loopback")
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection((own, about["port"]), 2.0)
+    assert receiver is not None
+
+
+def test_a_port_that_is_taken_names_the_keys(ends, tmp_path):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(OSError, match=r"transport.port=0 .* transport.host"):
+            ends("trainer", port=other.getsockname()[1])
+
+
+def test_one_process_for_both_is_refused():
+    class Config:
+        class rollout:
+            workers = 0
+
+    (problem,) = NcclConfig().preflight(Config, None)
+    assert (problem.key, problem.remedy) == (".type", "transport=memory")
+    Config.rollout.workers = 2
+    assert not list(NcclConfig().preflight(Config, None))
