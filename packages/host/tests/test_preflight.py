@@ -247,6 +247,28 @@ def test_templates_list_every_placeholder_that_is_left(tools):
     assert not Path("YOUR_SHARED_FOLDER").exists()
 
 
+# ---------------------------------------------------------------- who drives
+
+
+def test_what_only_workers_do_is_refused_without_them(tools):
+    problems = found("trainer.on_policy=false", "rollout.device=cuda")
+    assert problems["trainer.on_policy"].remedy == "rollout.workers=2, or trainer.on_policy=true"
+    assert problems["rollout.device"].remedy == "rollout.workers=2"
+    assert not {"trainer.on_policy"} & found("trainer.on_policy=false", "rollout.workers=2").keys()
+
+
+def test_workers_on_gpus_need_one(tools):
+    assert "1 rollout workers" in found("rollout.device=cuda", "rollout.workers=2")["topology.gpus_per_node"].message
+
+
+def test_ray_needs_workers_and_ray(tools, monkeypatch):
+    monkeypatch.setattr(Machine, "version", lambda self, name: None)
+    problems = found("deploy=ray")
+    assert problems["rollout.workers"].message == "Ray drives with at least one worker"
+    assert problems["deploy.kind"].remedy == "uv sync --extra ray"
+    assert "rollout.workers" not in found("deploy=ray", "rollout.workers=1")
+
+
 # ---------------------------------------------------------------- the list
 
 

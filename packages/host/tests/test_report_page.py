@@ -254,6 +254,21 @@ def test_a_run_that_has_not_ended_has_a_report_too(runs, tmp_path):
     assert "Nothing was evaluated yet." not in text  # the training has signs
 
 
+def test_workers_restarts_and_the_age_of_weights_are_shown(runs, pages, tmp_path):
+    shutil.copytree(runs[0], tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary["workers"] = {"count": 4, "restarts": 1, "lost": 7, "cpu_s": 1.0, "peak_rss_bytes": 1}
+    (tmp_path / "run" / "summary.json").write_text(json.dumps(summary))
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    told = {"workers/alive": 4.0, "workers/restarts": 1.0, "workers/lost": 7.0}
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(row | told) + "\n" for row in rows))
+    text = page([load_run(tmp_path / "run")])
+    assert "4, 1 restarts, 7 episodes lost and driven again" in text
+    assert "Age of the weights that drove" in text
+    assert "Restarts and lost episodes since the start." in text
+    assert "Age of the weights that drove" not in pages[0]
+
+
 def test_what_is_no_run_or_has_nothing_is_refused(runs, tmp_path):
     with pytest.raises(ConfigError, match="is no run directory"):
         load_run(tmp_path)

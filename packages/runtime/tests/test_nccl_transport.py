@@ -321,10 +321,9 @@ def test_a_port_that_is_taken_names_the_keys(ends, tmp_path):
 
 def test_one_process_for_both_is_refused():
     class Config:
-        class rollout:
-            workers = 0
+        has_workers = False
 
     (problem,) = NcclConfig().preflight(Config, None)
-    assert (problem.key, problem.remedy) == (".type", "transport=memory")
-    Config.rollout.workers = 2
+    assert (problem.key, problem.remedy) == (".type", "rollout.workers=2, or transport=memory")
+    Config.has_workers = True
     assert not list(NcclConfig().preflight(Config, None))

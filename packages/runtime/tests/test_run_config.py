@@ -96,6 +96,8 @@ def test_the_hash_leaves_out_name_and_place_only():
     renamed = from_mapping(changed(("run", "name"), "other") | {})
     assert renamed.config_hash == config.config_hash
     assert from_mapping(changed(("run", "root"), "elsewhere")).config_hash == config.config_hash
+    # Who drives changes no result.
+    assert from_mapping(changed(("rollout", "workers"), 2)).config_hash == config.config_hash
     for path, value in (
         (("run", "seed"), 2),
         (("trainer", "kl_weight"), 0.1),

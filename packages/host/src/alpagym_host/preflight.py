@@ -49,7 +49,7 @@ def preflight(config: RunConfig, command: str, machine: Machine) -> list[Problem
         check = getattr(section, "preflight", None)
         if check is not None:
             found += [problem.under(key) for problem in check(config, machine)]
-    for checks in (_placeholders, _files, _gpus, _gpu_memory, _memory, _disk, _slurm):
+    for checks in (_placeholders, _files, _workers, _gpus, _gpu_memory, _memory, _disk, _slurm):
         found += checks(config, command, machine)
     return found
 
@@ -101,11 +101,27 @@ def _files(config: RunConfig, command: str, machine: Machine) -> Iterator[Proble
         yield Problem("checkpoint.path", path, "there is no such checkpoint", "a run directory, or one of its step_*")
 
 
+def _workers(config: RunConfig, command: str, machine: Machine) -> Iterator[Problem]:
+    rollout, kind = config.rollout, config.deploy.kind
+    if not config.has_workers:
+        if rollout.device != "cpu":
+            why = f"the device of workers, and rollout.workers={rollout.workers} drives in the trainer's process"
+            yield Problem("rollout.device", rollout.device, why, "rollout.workers=2")
+        if kind == "ray":
+            yield Problem(
+                "rollout.workers", rollout.workers, "Ray drives with at least one worker", "rollout.workers=2"
+            )
+    if kind == "ray" and machine.version("ray") is None:
+        yield Problem("deploy.kind", "ray", "needs Ray, and it is not installed", "uv sync --extra ray")
+
+
 def _gpus(config: RunConfig, command: str, machine: Machine) -> Iterator[Problem]:
     topology = config.topology
     parts: dict[str, dict[str, int]] = {
         key: section.gpus(config) for key, section in _plugins(config, command) if hasattr(section, "gpus")
     }
+    if config.has_workers and config.rollout.device == "cuda":
+        parts["rollout"] = {"rollout workers": 1}  # at least; they take turns on what there is
     own = sum(parts.get("trainer", {}).values())
     needed = sum(count for part in parts.values() for count in part.values())
     spelt = " + ".join(f"{count} {role}" for part in parts.values() for role, count in part.items() if count)

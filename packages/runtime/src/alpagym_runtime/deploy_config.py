@@ -100,13 +100,13 @@ class SlurmSection:
 
 @dataclass
 class DeploySection:
-    """On which kind of machine: local (this one) | slurm."""
+    """On which kind of machine: local (this one) | slurm | ray (rollout workers are actors of a Ray cluster)."""
 
     kind: str = "local"
     slurm: SlurmSection = field(default_factory=SlurmSection)
 
     def __post_init__(self) -> None:
-        check_choice("kind", self.kind, ("local", "slurm"))
+        check_choice("kind", self.kind, ("local", "slurm", "ray"))
 
 
 @dataclass

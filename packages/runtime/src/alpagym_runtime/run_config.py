@@ -142,6 +142,10 @@ class RolloutSection:
         groups: what `alpagym rollout` drives: this many groups; 0 drives a group in each scene of dataset.split.
         mode: how its policy draws: sample | mean (then one drive a group: all would be equal).
         temperature: of its exploration.
+        workers: processes that drive; 0 and 1 drive in the trainer's own, except with deploy=ray or slurm.
+        device: where a worker's policy computes: cpu | cuda (workers take turns on their machine's GPUs).
+        restarts: how often a worker that ends is started again without driving an episode to its end in between.
+        straggler_s: a worker that has an episode for longer than this is ended and started again.
 
     """
 
@@ -155,6 +159,10 @@ class RolloutSection:
     groups: int = 0
     mode: str = "sample"
     temperature: float = 1.0
+    workers: int = 0
+    device: str = "cpu"
+    restarts: int = 3
+    straggler_s: float = 900.0
 
     def __post_init__(self) -> None:
         check_range("slots", self.slots, minimum=1, maximum=65536)
@@ -167,6 +175,15 @@ class RolloutSection:
         check_range("groups", self.groups, minimum=0)
         check_choice("mode", self.mode, ("sample", "mean"))
         check_range("temperature", self.temperature, above=0, maximum=100)
+        check_range("workers", self.workers, minimum=0, maximum=min(self.slots, 4096))
+        check_choice("device", self.device, ("cpu", "cuda"))
+        check_range("restarts", self.restarts, minimum=0, maximum=1000)
+        check_range("straggler_s", self.straggler_s, above=0)
+
+    @property
+    def slots_of_worker(self) -> int:
+        """Episodes that one worker drives side by side: its part of `slots`, rounded up."""
+        return -(-self.slots // max(self.workers, 1))
 
 
 @dataclass
@@ -302,10 +319,19 @@ class RunConfig:
         _check_horizon(self.expected_valid_steps)
 
     @property
+    def has_workers(self) -> bool:
+        """Whether episodes are driven by processes besides the trainer's."""
+        return self.rollout.workers >= (2 if self.deploy.kind == "local" else 1)
+
+    @property
     def config_hash(self) -> str:
-        """SHA-256 of the frozen config without what results do not depend on: name, place, store, logging, deploy."""
+        """SHA-256 of the frozen config without what results do not depend on.
+
+        That is name, place, store, logging, deploy, and how many workers drive.
+        """
         data = {k: v for k, v in to_mapping(self).items() if k not in ("store", "logging", "deploy")}
         data["run"] = {k: v for k, v in data["run"].items() if k not in ("name", "root")}
+        data["rollout"] = {k: v for k, v in data["rollout"].items() if k not in ("workers", "restarts", "straggler_s")}
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 

@@ -96,6 +96,7 @@ def _run(run: RunData, letter: str, colour: str) -> dict[str, Any]:
             "wall time": f"{summary['wall_s']:.0f} s",
             "CPU time": f"{summary['cpu_s']:.0f} s",
             "peak memory": f"{summary['peak_rss_bytes'] / 1e9:.2f} GB",
+            **_workers(summary),
             "config hash": summary["config_hash"],
             "processor": summary["cpu"],
             "versions": ", ".join(f"{name} {version}" for name, version in summary["versions"].items()),
@@ -115,6 +116,14 @@ def _run(run: RunData, letter: str, colour: str) -> dict[str, Any]:
         "trouble": _trouble(run),
         "config": run.config_text,
     }
+
+
+def _workers(summary: Mapping[str, Any]) -> dict[str, str]:
+    if "workers" not in summary:
+        return {}
+    found = summary["workers"]
+    text = f"{found['count']}, {found['restarts']} restarts, {found['lost']} episodes lost and driven again"
+    return {"workers": text}
 
 
 def _distinct(run: RunData) -> list[dict[str, Any]]:
@@ -274,6 +283,13 @@ def curves(runs: Sequence[RunData]) -> list[Picture]:
     found += _maybe("Manner", "Of the exploring drives.", manner, "update", "")
     speed = curve.of({"throughput/decisions_per_s": "decisions"})
     found += _maybe("Throughput", "Driven and trained on.", speed, "update", "1/s")
+    ages = curve.of({"staleness_max": "oldest", "staleness_mean": "mean"})
+    workers = curve.of({"workers/alive": "workers", "workers/restarts": "restarts", "workers/lost": "episodes lost"})
+    if workers:
+        found += _maybe(
+            "Age of the weights that drove", "Versions behind those they train.", ages, "update", "versions"
+        )
+        found += _maybe("Workers", "Restarts and lost episodes since the start.", workers, "update", "")
     losses = _Curves(imitation, labels).of({"loss": "training", "validation_loss": "validation"})
     found += _maybe("Imitation loss", "It ends when validation stops falling.", losses, "epoch", "loss")
     for (_, rows), label in zip(grpo, labels, strict=True):

@@ -9,13 +9,13 @@ from __future__ import annotations
 import platform
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,6 +119,46 @@ class _Store:
         self._capacity = capacity
 
 
+@dataclass(frozen=True)
+class Pending:
+    """Episodes that were asked for: `wait` gives them, once; `cancel` wants them no more."""
+
+    wait: Callable[[], list[Episode]]
+    cancel: Callable[[], None] = lambda: None
+
+
+class Collects(Protocol):
+    """Who makes episodes, in this process or in workers.
+
+    Attributes:
+        counts: episodes, retried and failed ones, since somebody cleared them.
+
+    """
+
+    counts: Counter[str]
+
+    def collect(
+        self,
+        requests: Sequence[EpisodeRequest],
+        sampling: Sampling,
+        on_episode: Callable[[Episode], None] | None = None,
+    ) -> list[Episode]:
+        """One episode a request, in the order of the requests; failed ones are void (`Ended.FAILED`), never missing."""
+        ...
+
+    def submit(self, requests: Sequence[EpisodeRequest], sampling: Sampling) -> Pending:
+        """The same in two parts: ask, then wait."""
+        ...
+
+    def scene_family(self, scene_id: str) -> str:
+        """What kind of situation a scene is that was driven in; "" where that is unknown."""
+        ...
+
+    def paused(self) -> AbstractContextManager[None]:
+        """No forward reads the weights inside this block."""
+        ...
+
+
 class Collector:
     """Drives a policy through episode requests on one core.
 
@@ -176,12 +216,53 @@ class Collector:
         on_episode: Callable[[Episode], None] | None = None,
     ) -> list[Episode]:
         """One episode a request, in the order of the requests; failed ones are void (`Ended.FAILED`), never missing."""
+        done: dict[int, Episode] = {}
+
+        def keep(index: int, episode: Episode) -> None:
+            done[index] = episode
+            for taker in (self._sink, on_episode):
+                if taker is not None:
+                    taker(episode)
+
+        self.stream(requests, sampling, keep)
+        return [done[index] for index in range(len(requests))]
+
+    def submit(self, requests: Sequence[EpisodeRequest], sampling: Sampling) -> Pending:
+        """The same in two parts, as workers do it; here nothing drives before somebody waits."""
+        return Pending(partial(self.collect, requests, sampling))
+
+    def scene_family(self, scene_id: str) -> str:
+        """What kind of situation a scene is; "" where that is unknown."""
+        return self.core.simulator.scene_family(scene_id)
+
+    def stream(
+        self,
+        requests: Iterable[EpisodeRequest],
+        sampling: Sampling,
+        on_episode: Callable[[int, Episode], None],
+        more: Callable[[], Iterable[EpisodeRequest]] | None = None,
+    ) -> None:
+        """Drive requests and those that come meanwhile; keeps no episode.
+
+        Args:
+            requests: the first ones.
+            sampling: how all of them are driven.
+            on_episode: is given the number of a request, in the order of their coming, and its episode.
+            more: asked between forwards for further requests, so it may change weights too; the stream ends when
+                everything is driven and it has none.
+
+        """
         waiting = deque(enumerate(requests))
+        count_asked = len(waiting)
         owner: dict[int, tuple[int, EpisodeRequest]] = {}
         free = list(range(self.core.spec.slots))[::-1]
-        done: dict[int, Episode] = {}
         count = np.zeros(self.core.spec.slots, np.int64)
-        while waiting or owner:
+        while True:
+            for request in more() if more is not None else ():
+                waiting.append((count_asked, request))
+                count_asked += 1
+            if not waiting and not owner:
+                return
             fresh = []
             while waiting and free:
                 slot = free.pop()
@@ -207,31 +288,23 @@ class Collector:
                 free.append(slot)
                 if episode.failure is not None and self._may_retry(episode.failure, request):
                     self.counts["retried"] += 1
-                    waiting.append((index, replace(request, attempt=request.attempt + 1)))
+                    waiting.appendleft((index, replace(request, attempt=request.attempt + 1)))
                     continue
-                done[index] = self._close(batch, row, slot, int(count[slot]), episode, sampling)
-                self._hand_out(done[index], on_episode)
+                on_episode(index, self._close(batch, row, slot, int(count[slot]), episode, sampling))
             # What an earlier collection left driving when it broke off is delivered too; nobody asks for it any more.
             asked = np.isin(batch.tick.slots, list(owner))
             for slot, failure in self._decide(batch, asked, count, sampling).items():
                 index, request = owner.pop(slot)
                 free.append(slot)
                 void = Episode(request, Ended.FAILED, failure, {}, float("nan"), False, self._actor)
-                done[index] = void.with_arrays(sampling=sampling, receipt=self._receipt(request, slot))
                 self.counts["failed"] += 1
-                self._hand_out(done[index], on_episode)
-        return [done[index] for index in range(len(requests))]
+                on_episode(index, void.with_arrays(sampling=sampling, receipt=self._receipt(request, slot)))
 
     def _expect(self, requests: Sequence[EpisodeRequest]) -> None:
         """Tell a world that loads its scenes what comes next."""
         expect = getattr(self.core.simulator, "expect", None)
         if expect is not None:
             expect(requests[: 4 * self.core.spec.slots])
-
-    def _hand_out(self, episode: Episode, on_episode: Callable[[Episode], None] | None) -> None:
-        for taker in (self._sink, on_episode):
-            if taker is not None:
-                taker(episode)
 
     def _note_decoder(self, frame: Frame) -> None:
         """What makes pixels of a camera's encoded pictures, by the first one of an episode."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from alpagym_runtime.random import mix_int, text_seed
-from alpagym_runtime.rollouts.collector import Collector
+from alpagym_runtime.rollouts.collector import Collects
 from alpagym_runtime.rollouts.drive_facts import drive_facts
 from alpagym_runtime.rollouts.table import Row
 from alpagym_runtime.types import Ended, Episode, EpisodeRequest, Sampling
@@ -25,7 +25,7 @@ def evaluation_request(scene_id: str, seed: int, horizon_ticks: int) -> EpisodeR
 
 
 def evaluate(
-    collector: Collector,
+    collector: Collects,
     scene_ids: Sequence[str],
     seeds: Sequence[int],
     horizon_ticks: int,
@@ -33,11 +33,10 @@ def evaluate(
 ) -> list[Row]:
     """Drive every scene once a seed with the policy's mean action; one row a drive, in the order of the requests."""
     requests = [evaluation_request(scene_id, seed, horizon_ticks) for seed in seeds for scene_id in scene_ids]
-    family = collector.core.simulator.scene_family
     rows: dict[tuple[str, int], Row] = {}
 
     def keep(episode: Episode) -> None:
-        rows[episode.request.scene_id, episode.request.member] = _row(episode, family)
+        rows[episode.request.scene_id, episode.request.member] = _row(episode, collector.scene_family)
         if on_episode is not None:
             on_episode(episode)
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alpagym_runtime.random import mix_int, text_seed
-from alpagym_runtime.rollouts.collector import Collector
+from alpagym_runtime.rollouts.collector import Collects
 from alpagym_runtime.rollouts.evaluation import evaluate
 from alpagym_runtime.rollouts.table import Row
 from alpagym_runtime.simulators.pai.scoring import corner_distance, displacements, minimum_displacements
@@ -37,7 +37,7 @@ PUBLISHED = {
 
 
 def evaluate_open_loop(
-    collector: Collector,
+    collector: Collects,
     scene_ids: Sequence[str],
     seeds: Sequence[int],
     samples: int,

@@ -35,6 +35,9 @@ METRICS: dict[str, Metric] = {
     "episodes_episodes": Metric("episodes that were driven to their end"),
     "episodes_retried": Metric("attempts that failed and were made again"),
     "episodes_failed": Metric("episodes given up after all retries"),
+    "episodes_stale": Metric("episodes of weights that are older than trainer.max_lag allows"),
+    # workers
+    "workers/": Metric("alive: connected; restarts, lost: of workers and of episodes with them; queued: to be driven"),
     # groups and decisions
     "groups": Metric("groups of the step"),
     "groups_dropped": Metric("groups with too few valid episodes"),

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from alpagym_runtime.random import mix_int
+from alpagym_runtime.trainers.ahead import Ahead
 from alpagym_runtime.trainers.closed_loop_config import ClosedLoopConfig
 from alpagym_runtime.trainers.metrics import drive_numbers
 from alpagym_runtime.trainers.scenes import scenes_of_step, spreads_of
@@ -65,18 +66,22 @@ class ClosedLoopTrainer(ABC):
         reference = copy.deepcopy(policy.module) if config.kl_weight > 0.0 else None
         first = run.begin_stage(self.stage, config.updates, "updates", optimiser, reference)
         spreads, spent_before = run.stage_state.setdefault("spreads", {}), run.stage_state.get("spent_s", 0.0)
-        began = time.process_time()
+        began = run.cpu_s
+
+        def share_of(step: int) -> float:
+            return _progress(config, step, run.stage_state.get("spent_s", 0.0))
+
+        def ask(step: int) -> tuple[list[EpisodeRequest], Sampling]:
+            temperature = _towards(config.temperature, config.final_temperature_share, share_of(step))
+            return self._requests(run, core.spec.scenes, spreads, step), Sampling("sample", temperature)
+
+        ahead = Ahead(run, collector, ask, (first, config.updates), 0 if config.on_policy else config.max_lag)
         for step in range(first, config.updates):
             run.check_stop()
             started = time.perf_counter()
-            share = _progress(config, step, run.stage_state.get("spent_s", 0.0))
-            sampling = Sampling("sample", _towards(config.temperature, config.final_temperature_share, share))
+            share = share_of(step)
             collector.counts.clear()
-            requests = self._requests(run, core.spec.scenes, spreads, step)
-            handles = [run.transport.send(e) for e in collector.collect(requests, sampling)]
-            episodes = [run.transport.receive(handle) for handle in handles]
-            for handle in handles:
-                run.transport.discard(handle)
+            episodes = ahead.take()
             drove = time.perf_counter()
             for group in optimiser.param_groups:
                 group["lr"] = _towards(config.learning_rate, config.final_rate_share, share)
@@ -96,7 +101,7 @@ class ClosedLoopTrainer(ABC):
                 run.reporter.note(f"step {step + 1}: nothing to learn from: {why}")
             numbers |= {"seconds_drive": drove - started, "seconds_train": time.perf_counter() - drove}
             if config.budget_s:
-                run.stage_state["spent_s"] = spent_before + time.process_time() - began
+                run.stage_state["spent_s"] = spent_before + run.cpu_s - began
             last = 0.0 < config.budget_s <= run.stage_state.get("spent_s", 0.0)
             seconds = time.perf_counter() - started
             # An evaluation and the next drives need the room: pictures of a step take up to 0.5 GB.
@@ -104,6 +109,7 @@ class ClosedLoopTrainer(ABC):
             run.end_step(self.stage, step + 1, config.updates, numbers, seconds, optimiser, reference, last)
             if last:
                 break
+        ahead.cancel()
 
     def _requests(
         self, run: Run, scenes: tuple[str, ...], spreads: Mapping[str, float], step: int

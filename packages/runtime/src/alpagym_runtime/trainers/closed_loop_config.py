@@ -16,8 +16,12 @@ class ClosedLoopConfig:
 
     Attributes:
         updates: training steps; each makes rollout.scenes_per_step × rollout.group_size episodes.
-        budget_s: CPU seconds of this process after which the stage ends, whatever `updates` says; 0 for no bound.
-            Where it ends then depends on the machine.
+        on_policy: each step drives with the weights that it trains. Else the next steps' episodes are driven by workers
+            while a step trains.
+        max_lag: versions by which weights that drove may be older than those they train, where not on policy; so many
+            steps are driven ahead.
+        budget_s: CPU seconds of this process and its workers after which the stage ends, whatever `updates` says; 0 for
+            no bound. Where it ends then depends on the machine.
         scene_focus: share of a step's groups that drive scenes whose last group's rewards differed most.
         learning_rate: of Adam; falls linearly to `final_rate_share` of it.
         epochs: passes over a step's decisions.
@@ -34,6 +38,8 @@ class ClosedLoopConfig:
     """
 
     updates: int = 40
+    on_policy: bool = True
+    max_lag: int = 1
     budget_s: float = 0.0
     scene_focus: float = 0.0
     learning_rate: float = 5e-4
@@ -53,6 +59,7 @@ class ClosedLoopConfig:
 
     def __post_init__(self) -> None:
         check_range("updates", self.updates, minimum=0)
+        check_range("max_lag", self.max_lag, minimum=1, maximum=1000)
         check_range("budget_s", self.budget_s, minimum=0)
         check_range("scene_focus", self.scene_focus, minimum=0, maximum=1)
         check_range("learning_rate", self.learning_rate, above=0, maximum=10)
@@ -70,7 +77,10 @@ class ClosedLoopConfig:
         check_range("final_temperature_share", self.final_temperature_share, above=0, maximum=100)
 
     def preflight(self, config: Any, machine: Any) -> Iterator[Problem]:
-        """What its warm start needs."""
+        """What its warm start needs, and who drives while it trains."""
+        if not self.on_policy and not config.has_workers:
+            why = "episodes are driven while a step trains, and nobody but the trainer's process drives in this run"
+            yield Problem(".on_policy", False, why, "rollout.workers=2, or trainer.on_policy=true")
         if self.warm_start is not None:
             for problem in self.warm_start.preflight(config, machine):
                 yield problem.under(".warm_start")

@@ -199,10 +199,9 @@ def _difference(old: EpisodeFile, new: EpisodeFile, name: str) -> str:
 
 
 def _expert(policy: Any, config: RunConfig) -> Policy:
-    from alpagym_runtime.trainers.sft.expert import NoisyExpert
-
     trainer = config.trainer.config
     options = trainer if config.trainer.type == "sft" else getattr(trainer, "warm_start", None)
     if options is None:
         raise ConfigError("an expert drove this episode, and its config has no section for one", key="trainer")
-    return NoisyExpert(policy.spec, options)
+    driver: Policy = options.expert(policy.spec)
+    return driver

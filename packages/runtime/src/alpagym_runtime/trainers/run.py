@@ -7,27 +7,29 @@ to the numbers of an unbroken run.
 
 from __future__ import annotations
 
-import json
 import os
 import resource
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alpagym_runtime.envs.core import DrivingCore, build_terms, reward_labels
+from alpagym_runtime.envs.core import DrivingCore
 from alpagym_runtime.episodes.store import EpisodeStore, Keep
 from alpagym_runtime.errors import ConfigError, CorruptFileError, SimulatorError
-from alpagym_runtime.files import read_json, remove_partials, strict, write_json
+from alpagym_runtime.files import read_json, remove_partials, write_json
 from alpagym_runtime.random import mix_int
-from alpagym_runtime.rollouts.collector import Collector, environment
+from alpagym_runtime.rollouts.collector import Collector, Collects, environment
+from alpagym_runtime.rollouts.cores import Cores, make_policy, plain
 from alpagym_runtime.rollouts.evaluation import evaluate
 from alpagym_runtime.rollouts.filming import FOLDER, choose, film
+from alpagym_runtime.rollouts.launchers import make_launcher
 from alpagym_runtime.rollouts.open_loop import TARGET, evaluate_open_loop, summarise_open_loop
+from alpagym_runtime.rollouts.pool import WorkerPool
+from alpagym_runtime.rollouts.queue import FRESH, URGENT
 from alpagym_runtime.rollouts.statistics import compare, summarise
 from alpagym_runtime.rollouts.table import FILE as TABLE
 from alpagym_runtime.rollouts.table import Row, read_rows, write_rows
@@ -45,6 +47,7 @@ from alpagym_runtime.trainers.checkpoints import (
     optimiser_tensors,
     restore_optimiser,
 )
+from alpagym_runtime.transport.between import build_transport
 from alpagym_runtime.types import Episode, EpisodeRequest, Policy, PolicySpec, Sampling, TrainablePolicy, Transport
 
 if TYPE_CHECKING:
@@ -83,8 +86,12 @@ class Run:
         self._stop_requested = stop_requested
         _refuse_links(directory)
         remove_partials(directory)
-        self.transport: Transport = config.transport.config.build("trainer", directory)
-        self._cores: dict[tuple[str, str, tuple[str, ...]], DrivingCore] = {}
+        self.transport: Transport = build_transport(config, "trainer", directory)
+        self._cores = Cores(config, config.rollout.slots)
+        self.pool: WorkerPool | None = None
+        if config.has_workers:
+            launch = partial(make_launcher, config, directory)
+            self.pool = WorkerPool(config, directory, self.transport, launch, self.reporter.note)
         self._rows: dict[str, list[Row]] = read_rows(directory / TABLE)
         self._summaries: dict[str, dict[str, Any]] = {}
         self._checkpoints = CheckpointStore(directory / "checkpoints", config.checkpoint.keep)
@@ -160,6 +167,11 @@ class Run:
         return found
 
     @property
+    def cpu_s(self) -> float:
+        """CPU seconds of this process and, as far as they have told, its workers."""
+        return time.process_time() + (0.0 if self.pool is None else self.pool.summary()["cpu_s"])
+
+    @property
     def resuming(self) -> bool:
         """Whether this process goes on where another stopped."""
         return self._restored is not None or bool(self._state["total_steps"])
@@ -174,28 +186,29 @@ class Run:
     def core(
         self, split: str, policy_spec: PolicySpec, labels: Sequence[str] = (), scenes: int | None = None
     ) -> DrivingCore:
-        """A core over a split of the dataset; made once, with its first `scenes` (None: all) loaded under a bar."""
-        labels = sorted({*labels, *self.config.store.labels, *reward_labels(self.config.reward)})
-        # Specs hold mappings, so their text is the key.
-        key = (split, json.dumps(strict(_plain(policy_spec)), sort_keys=True), tuple(labels))
-        if key not in self._cores:
-            config = self.config
-            dataset = replace(config.dataset, split=split)
-            simulator = config.simulator.config.build(policy_spec, dataset, config.rollout.slots, tuple(labels))
-            core = DrivingCore(simulator, build_terms(config.reward, simulator), policy_spec)
+        """A core over a split of the dataset; made once.
+
+        Its first `scenes` (None: all) are loaded under a bar, unless workers drive: they load what they are given.
+        """
+        core, new = self._cores.core(self._cores.world(split, labels), policy_spec)
+        if new and self.pool is None:
             loaded = core.spec.scenes[:scenes]
             self.reporter.stage(f"scenes {split}", len(loaded), "scenes")
             for scene_id in loaded:
-                simulator.scene_hash(scene_id)
+                core.simulator.scene_hash(scene_id)
                 self.reporter.advance()
                 self.check_stop()
-            self._cores[key] = core
-        return self._cores[key]
+        return core
 
-    def collector(self, core: DrivingCore, policy: Policy, actor: str = "policy", purpose: str = "train") -> Collector:
+    def collector(self, core: DrivingCore, policy: Policy, actor: str = "policy", purpose: str = "train") -> Collects:
         """A collector with the config's settings; `store.record` says whether episodes of a purpose are kept."""
         rollout, store = self.config.rollout, self.config.store
         record = purpose in store.record
+        keep_frames, sink = record and store.frames == "arrived", self._record if record else None
+        if self.pool is not None:
+            priority = URGENT if purpose == "evaluate" else FRESH
+            world = self._cores.world_of(core)
+            return self.pool.collector(world, policy, priority=priority, keep_frames=keep_frames, sink=sink)
         return Collector(
             core,
             policy,
@@ -204,8 +217,8 @@ class Run:
             retries=rollout.retries,
             config_hash=self.config.config_hash,
             actor=actor,
-            keep_frames=record and store.frames == "arrived",
-            sink=self._record if record else None,
+            keep_frames=keep_frames,
+            sink=sink,
         )
 
     def check_stop(self) -> None:
@@ -371,8 +384,10 @@ class Run:
         self._state["step"] = step
         self._state["total_steps"] += 1
         spent = {f"seconds_{name}": value for name, value in TIMERS.take().items()}
+        if self.pool is not None:
+            spent |= self.pool.numbers()
         self._log(stage, step, {**numbers, **throughput(numbers, seconds), **spent, "seconds": seconds})
-        self.reporter.advance()
+        self.reporter.advance(1, **self._shown(numbers))
         last = last or step == total
         if last:
             self._state["done"].append(stage)
@@ -411,6 +426,13 @@ class Run:
         self.reporter.stage(stage, total, self._unit)
         if step:
             self.reporter.advance(step)
+
+    def _shown(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        """What a bar says of the workers."""
+        if self.pool is None:
+            return {}
+        shown = {"workers": float(self.pool.alive), "restarts": float(self.pool.restarts)}
+        return shown | {"staleness": numbers["staleness_mean"]} if "staleness_mean" in numbers else shown
 
     def _record(self, episode: Episode) -> None:
         self.store.add(episode, self._config_text)
@@ -497,8 +519,9 @@ class Run:
             if self._save_now is not None:
                 self._save_now()
         finally:
-            for core in self._cores.values():
-                core.close()
+            if self.pool is not None:
+                self.pool.close()
+            self._cores.close()
             self.transport.close()
             if self._store is not None:
                 self._store.close()
@@ -534,9 +557,9 @@ class Run:
             "stage": self._state["stage"],
             "step": self._state["step"],
             "evaluations": {name: self.evaluation_summary(name) for name in rows},
-            "dataset": _plain(self.config.dataset),
+            "dataset": plain(self.config.dataset),
             "reward": {
-                name: {"type": term.type, "scale": term.scale, **_plain(term.config)}
+                name: {"type": term.type, "scale": term.scale, **plain(term.config)}
                 for name, term in self.config.reward.terms.items()
             },
             "config_hash": self.config.config_hash,
@@ -549,6 +572,10 @@ class Run:
         }
         if self._store is not None:
             summary["episodes"] = self._describe_store(self._store)
+        if self.pool is not None:
+            summary["workers"] = self.pool.summary()
+            for name in ("cpu_s", "peak_rss_bytes"):
+                summary[name] += summary["workers"][name]
         before = rows.get("warm_start") or rows.get("start")
         if self._state["best"] is not None:
             summary["best"] = self._state["best"]
@@ -581,16 +608,14 @@ def _evaluation_numbers(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 def _refuse_links(directory: Path) -> None:
     """What is appended to, or made below, must not lead out of the run directory."""
-    for name in ("metrics.jsonl", "checkpoints", FOLDER):
+    for name in ("metrics.jsonl", "checkpoints", "logs", "transport", "workers", FOLDER):
         if (directory / name).is_symlink():
             raise ConfigError(f"{directory / name} is a symbolic link; put the real file or folder there", key="run")
 
 
 def build_policy(config: RunConfig) -> Any:
     """A config's policy, with the weights of `checkpoint.path` where that is set."""
-    policy = config.policy.config.build("cpu")
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(config.run.torch_threads)
+    policy = make_policy(config)
     path = config.checkpoint.path
     if path is not None:
         if not isinstance(policy, TrainablePolicy):
@@ -604,10 +629,6 @@ def open_store(section: StoreSection, directory: Path) -> EpisodeStore:
     keep = Keep(section.keep_last, section.keep_best, section.keep_worst, section.keep_failures)
     path = Path(section.path) if section.path else directory / "episodes"
     return EpisodeStore(path, frames=section.frames, keep=keep)  # type: ignore[arg-type]
-
-
-def _plain(value: Any) -> dict[str, Any]:
-    return {k: sorted(v) if isinstance(v, frozenset) else v for k, v in vars(value).items()}
 
 
 def _cpu_seconds() -> float:

@@ -101,12 +101,12 @@ class NcclConfig:
 
     def preflight(self, config: Any, machine: Any) -> Iterator[Problem]:
         """Whether there are two processes."""
-        if not getattr(config.rollout, "workers", 0):
+        if not config.has_workers:
             yield Problem(
                 ".type",
                 "nccl",
                 "carries episodes from rollout processes to the trainer, and this run has one process for both",
-                "transport=memory",
+                "rollout.workers=2, or transport=memory",
             )
 
     def build(self, role: str, directory: Path) -> Receiver | Sender:

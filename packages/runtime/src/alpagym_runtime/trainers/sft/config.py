@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from alpagym_plugins import ConfigError, Problem, check_choice, check_range
 
 if TYPE_CHECKING:
+    from alpagym_runtime.policies.noisy_expert import NoisyExpert
     from alpagym_runtime.trainers.sft.trainer import SftTrainer
+    from alpagym_runtime.types import PolicySpec
 
 
 @dataclass
@@ -81,6 +83,13 @@ class SftConfig:
             yield Problem(
                 ".store", self.store, "there is no such folder", "alpagym rollout, then name its run directory"
             )
+
+    def expert(self, trainee: PolicySpec) -> NoisyExpert:
+        """The driver whose drives a policy of this spec imitates."""
+        from alpagym_runtime.policies.noisy_expert import Noise, NoisyExpert
+
+        noise = Noise(self.acceleration_noise_mps2, self.curvature_noise_pm, self.noise_correlation)
+        return NoisyExpert(trainee, noise)
 
     def build(self, run: Any) -> SftTrainer:
         """The trainer of a run."""

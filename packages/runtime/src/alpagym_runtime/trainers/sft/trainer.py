@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from alpagym_runtime.errors import ConfigError
+from alpagym_runtime.policies.noisy_expert import LABEL
 from alpagym_runtime.random import generator, mix_int
 from alpagym_runtime.trainers.base import Observations, decision_batch
 from alpagym_runtime.trainers.sft.config import SftConfig
 from alpagym_runtime.trainers.sft.early_stop import EarlyStop
-from alpagym_runtime.trainers.sft.expert import LABEL, NoisyExpert
 from alpagym_runtime.trainers.sft.stored import choose, hold_out, hold_still, read_data
 from alpagym_runtime.types import Episode, EpisodeRequest, ImitatingPolicy, Sampling
 
@@ -121,7 +121,7 @@ class SftTrainer:
     def _expert(self, run: Run, split: str, drives: int, most: int | None) -> Data | None:
         """Decisions of noisy expert drives through the first `most` scenes of a split; None where there are none."""
         seed, salt = run.config.run.seed, 11 if split == "train" else 31
-        expert = NoisyExpert(run.policy.spec, self._config)
+        expert = self._config.expert(run.policy.spec)
         core = run.core(split, expert.spec, labels=(LABEL,), scenes=most)
         collector = run.collector(core, expert, actor="expert")
         requests = [

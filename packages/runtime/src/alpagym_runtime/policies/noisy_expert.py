@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from alpagym_runtime.policies.base import plan_decision
 from alpagym_runtime.random import normal
-from alpagym_runtime.trainers.sft.config import SftConfig
 from alpagym_runtime.types import Decision, Observation, PolicySpec, Sampling
 
 LABEL = "target_plan_rig"
 
 
+@dataclass(frozen=True)
+class Noise:
+    """What pushes the expert off its path.
+
+    Attributes:
+        acceleration_mps2, curvature_pm: standard deviations.
+        correlation: from one tick to the next, AR(1).
+
+    """
+
+    acceleration_mps2: float
+    curvature_pm: float
+    correlation: float
+
+
 class NoisyExpert:
     """Drives the expert's plan, bent by noise in acceleration and curvature; observes what the trainee observes."""
 
-    def __init__(self, trainee: PolicySpec, config: SftConfig) -> None:
+    def __init__(self, trainee: PolicySpec, noise: Noise) -> None:
         self.spec = replace(trainee, privileged=(LABEL,), carry={**trainee.carry, "expert_noise": (2,)})
+        self.noise = noise
         self._trainee_carry = dict(trainee.carry)
-        self._config = config
 
     def act(self, observations: Observation, seeds: NDArray[np.uint64], sampling: Sampling) -> Decision:
         """Plans [N,T,3]; in mean mode the expert's own."""
         carried = observations["carry_expert_noise"].astype(np.float64)
-        rho = np.where(np.any(carried != 0.0, axis=1, keepdims=True), self._config.noise_correlation, 0.0)
+        rho = np.where(np.any(carried != 0.0, axis=1, keepdims=True), self.noise.correlation, 0.0)
         noise = rho * carried + np.sqrt(1.0 - rho * rho) * normal(seeds, 2)
         plan = observations[LABEL].astype(np.float64)
         if sampling.mode == "sample":
@@ -35,8 +49,8 @@ class NoisyExpert:
             size = np.minimum(speed / 3.0, 1.0)
             time_s = np.minimum((np.arange(plan.shape[1]) + 1) * self.spec.plan_step_us * 1e-6, 2.0)
             travelled = speed * time_s
-            plan[..., 0] += size * noise[:, :1] * self._config.acceleration_noise_mps2 * time_s**2 / 2.0
-            bend = size * noise[:, 1:] * self._config.curvature_noise_pm
+            plan[..., 0] += size * noise[:, :1] * self.noise.acceleration_mps2 * time_s**2 / 2.0
+            bend = size * noise[:, 1:] * self.noise.curvature_pm
             plan[..., 1] += bend * travelled**2 / 2.0
             plan[..., 2] += bend * travelled
         decision = plan_decision(plan)
