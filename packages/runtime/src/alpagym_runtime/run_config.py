@@ -303,9 +303,11 @@ class RunConfig:
 
     @property
     def config_hash(self) -> str:
-        """SHA-256 of the frozen config without what results do not depend on: name, place, store, logging, deploy."""
+        """SHA-256 of the frozen config without what results do not depend on: name, places, store, logging, deploy."""
         data = {k: v for k, v in to_mapping(self).items() if k not in ("store", "logging", "deploy")}
         data["run"] = {k: v for k, v in data["run"].items() if k not in ("name", "root")}
+        # An AlpaSim that is started again, for `resume`, listens elsewhere.
+        data["simulator"].pop("address", None)
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 

@@ -181,7 +181,10 @@ class Run:
         if key not in self._cores:
             config = self.config
             dataset = replace(config.dataset, split=split)
-            simulator = config.simulator.config.build(policy_spec, dataset, config.rollout.slots, tuple(labels))
+            section = config.simulator.config
+            if hasattr(section, "located"):  # it may have been started for this run, and its place is in the directory
+                section = section.located(self.directory)
+            simulator = section.build(policy_spec, dataset, config.rollout.slots, tuple(labels))
             core = DrivingCore(simulator, build_terms(config.reward, simulator), policy_spec)
             loaded = core.spec.scenes[:scenes]
             self.reporter.stage(f"scenes {split}", len(loaded), "scenes")
