@@ -66,7 +66,7 @@ SCENES = "uuid,scene_id,nre_version_string,path,last_modified,artifact_repositor
 SUITES = "test_suite_id,scene_id,uuid"
 
 
-def make_checkout(folder, scenes=("clip-a", "clip-b"), repository="local"):
+def build_checkout(folder, scenes=("clip-a", "clip-b"), repository="local"):
     """A checkout of AlpaSim whose launcher is a stand-in; suite `public_2604` holds its first scene."""
     wizard = folder / "src" / "wizard"
     (wizard / "alpasim_wizard").mkdir(parents=True)
@@ -109,4 +109,10 @@ def alpasim_machine(tmp_path, monkeypatch):
 @pytest.fixture
 def checkout(tmp_path):
     """A stand-in checkout in a folder that is hard to quote."""
-    return make_checkout(tmp_path / "alpa sim = # 'x'", ("clip-a", "clip-b", "clip-c"))
+    return build_checkout(tmp_path / "alpa sim = # 'x'", ("clip-a", "clip-b", "clip-c"))
+
+
+@pytest.fixture
+def make_checkout():
+    """`make_checkout(folder, scenes)`, see `build_checkout`."""
+    return build_checkout

@@ -254,10 +254,11 @@ def test_a_run_is_stopped_from_another_terminal(begin):
     ("mode", "words", "said"),
     [
         ("die", (), "error: AlpaSim did not start: its launcher ended with code 1"),
-        (
+        pytest.param(
             "silent",
             ("alpasim.startup_timeout_s=3",),
             "error: AlpaSim is not ready after 3 s (alpasim.startup_timeout_s)",
+            marks=pytest.mark.slow,
         ),
         pytest.param("deaf", ("alpasim.startup_timeout_s=3",), "accepts no connection", marks=pytest.mark.slow),
     ],
