@@ -100,7 +100,6 @@ def alpasim_machine(tmp_path, monkeypatch):
     (folder / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("ALPAGYM_TEST_MARK", mark)
     monkeypatch.setenv("ALPAGYM_TEST_DOCKER_LOG", str(tmp_path / "docker.log"))
     return folder, mark

@@ -126,8 +126,8 @@ def test_of_two_at_once_one_makes_the_clone(section):
     assert tools.ran.count("uv sync") == 1
 
 
-def test_a_checkout_of_the_users_is_taken_as_it_is(checkout, alpasim_machine):
-    section = AlpasimSection(repo_path=str(checkout))
+def test_a_checkout_of_the_users_is_taken_as_it_is(checkout, alpasim_machine, tmp_path):
+    section = AlpasimSection(repo_path=str(checkout), checkout_cache=str(tmp_path / "cache"))
     tools = Tools()
     found = resolve(section, tools, silent)
     assert (found.path, found.commit) == (checkout, "unknown")

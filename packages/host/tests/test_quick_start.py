@@ -31,7 +31,7 @@ def served(alpasim_machine, make_checkout, tmp_path, monkeypatch):
     """Overrides of a run whose AlpaSim is the served world."""
     monkeypatch.setenv("ALPAGYM_TEST_WIZARD", "serve")
     folder = make_checkout(tmp_path / "alpasim", (SCENE,))
-    return [*QUICK_START, f"alpasim.repo_path={folder}"]
+    return [*QUICK_START, f"alpasim.repo_path={folder}", f"alpasim.checkout_cache={tmp_path}"]
 
 
 def living(mark):
@@ -48,7 +48,7 @@ def test_the_quick_start_drives_scores_and_trains(served, alpasim_machine, tmp_p
     assert done.returncode == 0, done.stderr
     run = (tmp_path / "tmp" / "alpagym-runs" / "latest").resolve()
     assert json.loads((run / "summary.json").read_text())["status"] == "completed"
-    (step,) = [row for row in map(json.loads, (run / "metrics.jsonl").open()) if row["stage"] == "grpo"]
+    (step,) = steps_of(run)
     assert math.isfinite(step["reward"])
     assert step["driving_score"] > 0  # it drove on: the embedded world measured it, AlpaSim's wire brought it
     assert (run / "checkpoints" / "step_00000001" / "model.safetensors").is_file()
@@ -73,10 +73,13 @@ def test_a_run_that_is_stopped_goes_on_with_the_same_command(served, alpasim_mac
     done = subprocess.run([*CLI, *map(str, words)], cwd=tmp_path, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert f"resuming from {kept[-1].name}" in done.stdout
-    steps = [
-        row["step"] for row in map(json.loads, (tmp_path / "run" / "metrics.jsonl").open()) if row["stage"] == "grpo"
-    ]
+    steps = [row["step"] for row in steps_of(tmp_path / "run")]
     assert steps == list(range(1, 41))
+
+
+def steps_of(run):
+    rows = [json.loads(line) for line in read(run / "metrics.jsonl").splitlines()]
+    return [row for row in rows if row["stage"] == "grpo"]
 
 
 def read(path):

@@ -77,7 +77,12 @@ def begin(tmp_path, alpasim_machine, checkout, monkeypatch):
     begun = []
 
     def begin(*words, root=None, place=None):
-        run = Run(root or tmp_path / "runs", mark, [*RUN, f"alpasim.repo_path={checkout}", *words], place)
+        run = Run(
+            root or tmp_path / "runs",
+            mark,
+            [*RUN, f"alpasim.repo_path={checkout}", f"alpasim.checkout_cache={tmp_path}", *words],
+            place,
+        )
         begun.append(run)
         return run
 
