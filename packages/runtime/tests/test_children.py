@@ -44,6 +44,24 @@ def test_an_orphan_that_left_its_session_and_ignores_sigterm_is_ended(tmp_path):
     assert not Path(f"/proc/{orphan.pid}").exists()  # reaped, too
 
 
+@pytest.mark.parametrize("grace_s", [0.0, 3.0])
+def test_what_clears_up_after_its_owner_has_the_time_to(tmp_path, grace_s):
+    # As the guardian of shared memory: in a session of its own, it acts when its owner's end of a pipe closes.
+    tidied = tmp_path / "tidied"
+    code = (
+        "import subprocess, threading\n"
+        f"guardian = ['/bin/sh', '-c', 'cat; sleep 0.2; echo done > \"$1\"', 'guardian', {str(tidied)!r}]\n"
+        "process = subprocess.Popen(guardian, stdin=subprocess.PIPE, start_new_session=True)\n"
+        "print(process.pid, flush=True)\nthreading.Event().wait()\n"
+    )
+    log = tmp_path / "log"
+    with Children() as children:
+        child = children.start("owner", python(code), log=log)
+        started(log)
+        children.stop([child], grace_s)
+    assert tidied.read_text() == "done\n"
+
+
 def test_other_processes_are_not_touched(tmp_path):
     with subprocess.Popen(python(SLEEP)) as decoy:
         with Children() as children:

@@ -32,6 +32,7 @@ OWNERS = "ALPAGYM_OWNERS"
 _SET_CHILD_SUBREAPER = 36  # prctl(2)
 _SET_PARENT_DEATH_SIGNAL = 1
 _POLL_S = 0.05
+_SETTLE_S = 1.0
 _KILL_S = 5.0  # a process that survives SIGKILL longer waits for hardware
 
 
@@ -278,32 +279,42 @@ def family(tokens: Iterable[str], roots: Iterable[Identity] = ()) -> list[Identi
 
 
 def end(alive: Callable[[], list[Identity]], grace_s: float, groups: Iterable[Identity] = ()) -> list[Identity]:
-    """End the processes that `alive()` lists: SIGTERM each once, SIGKILL after `grace_s`; what is left after that.
+    """End the processes that `alive()` lists: SIGTERM, after `grace_s` SIGKILL; what is left after that.
+
+    Those in `groups` come first. Others left their group on purpose, and may be there to clear up after it, so they get
+    a second more before each signal.
 
     Args:
         alive: lists them anew, since they may start others while they end.
-        grace_s: between the signals.
+        grace_s: between the signals; 0 sends SIGKILL alone.
         groups: leaders of process groups; the group gets its SIGTERM as one.
 
     """
     leaders = {leader.pid for leader in groups}
-    deadline_s, told = time.monotonic() + grace_s, set()
     left = alive()
+
+    def grouped() -> list[Identity]:
+        return [identity for identity in left if _group(identity.pid) in leaders]
+
     if grace_s > 0:
         # A group that has members keeps its number, so this meets nobody else.
-        for pid in leaders & {_group(identity.pid) for identity in left}:
+        for pid in {_group(identity.pid) for identity in grouped()} - {None}:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGTERM)
+                os.killpg(pid or 0, signal.SIGTERM)
+        deadline_s, alone_s, told = time.monotonic() + grace_s, None, False
+        while left and time.monotonic() < deadline_s:
+            if alone_s is None and not grouped():
+                alone_s = time.monotonic()
+            if alone_s is not None and not told and time.monotonic() - alone_s > _SETTLE_S:
+                told = True
+                for identity in left:
+                    identity.signal(signal.SIGTERM)
+            time.sleep(_POLL_S)
+            left = alive()
+    settled_s = time.monotonic() + _SETTLE_S
+    deadline_s = settled_s + _KILL_S
     while left and time.monotonic() < deadline_s:
-        for identity in left:
-            if identity not in told and _group(identity.pid) not in leaders:
-                identity.signal(signal.SIGTERM)
-            told.add(identity)
-        time.sleep(_POLL_S)
-        left = alive()
-    deadline_s = time.monotonic() + _KILL_S
-    while left and time.monotonic() < deadline_s:
-        for identity in left:
+        for identity in left if time.monotonic() > settled_s or not leaders else grouped():
             identity.signal(signal.SIGKILL)
         time.sleep(_POLL_S)
         left = alive()

@@ -157,8 +157,10 @@ def requeued(config: RunConfig, directory: Path, code: int, console: Console) ->
 
 
 @contextlib.contextmanager
-def stop_signals(console: Console) -> Iterator[Stop]:
-    """Turn signals into a request to stop; a second SIGINT is a KeyboardInterrupt."""
+def stop_signals(
+    console: Console, said: str = "stopping after the work in hand; Ctrl-C again stops at once"
+) -> Iterator[Stop]:
+    """Turn signals into a request to stop, and say so; a second SIGINT is a KeyboardInterrupt."""
     stop = Stop()
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -166,7 +168,7 @@ def stop_signals(console: Console) -> Iterator[Stop]:
             raise KeyboardInterrupt
         if not stop():
             stop.signal = number
-            _say(console, "stopping after the work in hand; Ctrl-C again stops at once")
+            _say(console, said)
 
     wanted = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup means it

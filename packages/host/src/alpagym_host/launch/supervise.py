@@ -41,6 +41,7 @@ from alpagym_runtime.run_config import RunConfig
 _WATCH_S = 1.0
 _LEAST_REFUSALS = 3  # one may be a full queue; a server that is gone refuses each
 _FAILURE_GRACE_S = 5.0  # what is left of a run that has failed
+_LEFT_BEHIND_S = 3.0
 _LOOKS = 6  # at AlpaSim after the trainer has failed: if that is gone too, it is the cause
 
 
@@ -59,7 +60,7 @@ def prepare(config: RunConfig, console: Console) -> Checkout:
     def say(text: str) -> None:
         _say(console, text)
 
-    with Children() as children, stop_signals(console) as stop:
+    with Children() as children, stop_signals(console, "stopping") as stop:
 
         def run(name: str, argv: Sequence[str], folder: Path, log: Path) -> int:
             child = children.start(name, argv, log=log, environment=checkouts.environment(), folder=folder)
@@ -115,7 +116,7 @@ def supervise(
         with (
             Children() as children,
             tracked(directory, "bring up", children.token) as tracker,
-            stop_signals(console) as stop,
+            stop_signals(console, "stopping, then taking AlpaSim down; Ctrl-C again kills both") as stop,
         ):
             supervisor = _Supervisor(config, directory, command, console, children, tracker, stop, lock)
             code = supervisor.run(checkout, trainer)
@@ -313,8 +314,8 @@ class _Supervisor:
                 limit_s = min(limit_s, _FAILURE_GRACE_S)
                 self._children.stop(self._children.started, limit_s)
             elif self._trainer is not None:
-                # It has ended, or has had its time; what it left behind is nobody's.
-                self._children.stop([self._trainer], 0.0)
+                # It has ended, or has had its time; what it left behind is nobody's, or clears up after it.
+                self._children.stop([self._trainer], _LEFT_BEHIND_S)
             if self._wizard is not None:
                 self._children.stop([self._wizard], limit_s)
             if self._compose is not None:
