@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from alpagym_host import doctor_machine
 from alpagym_host.alpasim import checkout as checkouts
 from alpagym_host.alpasim import scenes
 from alpagym_host.alpasim.checkout import cached, present, resolve
 from alpagym_host.compose import compose
+from alpagym_host.doctor_types import Context
 from alpagym_host.preflight import preflight
 from alpagym_plugins import ConfigError
 from alpagym_runtime.deploy_config import AlpasimSection
@@ -85,6 +87,19 @@ def test_what_is_in_the_cache_needs_no_network_and_no_tools(section, upstream):
     assert resolve(section, tools, silent) == first
     assert tools.ran == []
     assert present(section) == first.path
+
+
+def test_doctor_finds_the_cached_clone(section):
+    config = compose(["simulator=alpasim", "dataset.scene_ids=[clip-a]"])
+    config.alpasim = section
+
+    def said():
+        (finding,) = doctor_machine.alpasim(Context(config, Machine(), 1.0))
+        return finding.text
+
+    assert said().endswith(f"would be cloned to {cached(section)}")
+    found = resolve(section, Tools(), silent)
+    assert said() == f"{found.path} at {found.commit[:7]}"
 
 
 def test_a_clone_that_fails_says_why_and_leaves_nothing(section):

@@ -244,7 +244,7 @@ def test_a_run_is_stopped_from_another_terminal(begin):
     alpagym = [sys.executable, "-m", "alpagym_host.cli"]
     status = subprocess.run([*alpagym, "status", run.directory], capture_output=True, text=True).stdout
     assert "train: running" in status
-    assert f"endpoint   alpasim-0 at 127.0.0.1:{run.port()}: 1 scenes, 16 at once; answers" in status
+    assert f"endpoint   alpasim-0 at 127.0.0.1:{run.port()}: scenes: 1, 16 at once; answers" in status
     refused = subprocess.run([*alpagym, "clean", run.directory], capture_output=True, text=True)
     assert (refused.returncode, "is running; stop it: alpagym stop" in refused.stderr) == (2, True)
     locked = begin(root=run.root, place=run.directory)

@@ -172,7 +172,8 @@ def _scenes(config: RunConfig, command: str, machine: Machine) -> Iterator[Probl
         try:
             check()
         except ConfigError as err:
-            yield Problem(err.key, dict(leaves(to_mapping(config))).get(err.key), err.message, "alpagym doctor")
+            key = err.key or "alpasim.repo_path"
+            yield Problem(key, dict(leaves(to_mapping(config))).get(key, "…"), err.message, f"{key}=…")
 
 
 def _gpu_memory(config: RunConfig, command: str, machine: Machine) -> Iterator[Problem]:

@@ -73,7 +73,7 @@ def status(run_directory: RunDir) -> None:
         for endpoint, age_s in Registry(directory).all():
             fresh = "answers" if age_s <= STALE_S else "silent"
             typer.echo(
-                f"endpoint   {endpoint.name} at {endpoint.address}: {len(endpoint.scenes)} scenes, "
+                f"endpoint   {endpoint.name} at {endpoint.address}: scenes: {len(endpoint.scenes)}, "
                 f"{endpoint.capacity} at once; {fresh}, last beat {age_s:.0f} s ago"
             )
         if facts["condition"] == "killed":

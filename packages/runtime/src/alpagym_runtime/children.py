@@ -298,9 +298,9 @@ def end(alive: Callable[[], list[Identity]], grace_s: float, groups: Iterable[Id
 
     if grace_s > 0:
         # A group that has members keeps its number, so this meets nobody else.
-        for pid in {_group(identity.pid) for identity in grouped()} - {None}:
+        for pid in leaders & {_group(identity.pid) for identity in left}:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid or 0, signal.SIGTERM)
+                os.killpg(pid, signal.SIGTERM)
         deadline_s, alone_s, told = time.monotonic() + grace_s, None, False
         while left and time.monotonic() < deadline_s:
             if alone_s is None and not grouped():

@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,13 +86,16 @@ def lacking(folder: Path) -> list[str]:
     return [name for name in _LAYOUT if not (folder / name).exists()]
 
 
-def resolve(section: AlpasimSection, run: Run, say: Callable[[str], None]) -> Checkout:
+def resolve(
+    section: AlpasimSection, run: Run, say: Callable[[str], None], wait: Callable[[], None] = lambda: time.sleep(0.2)
+) -> Checkout:
     """The checkout with its environment; clones and builds what is not there.
 
     Args:
         section: which one.
         run: runs git and uv.
         say: tells the user what takes long.
+        wait: a moment, while another process makes the same; may raise to give up.
 
     Raises:
         ConfigError: it is no checkout, or cannot be cloned or built; says what git or uv said last.
@@ -105,11 +109,12 @@ def resolve(section: AlpasimSection, run: Run, say: Callable[[str], None]) -> Ch
                 key="alpasim.repo_path",
             )
         if not (folder / ".venv/bin/python").exists():
-            with _locked(cached(section).parent, hashlib.sha256(str(folder).encode()).hexdigest()[:12]) as base:
+            name = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
+            with _locked(cached(section).parent, name, say, wait) as base:
                 _build(folder, base.with_suffix(".log"), run, say)
         return Checkout(folder, _commit(folder))
     folder = cached(section)
-    with _locked(folder.parent, folder.name):
+    with _locked(folder.parent, folder.name, say, wait):
         log = folder.with_suffix(".log")
         if lacking(folder):
             _clone(section, folder, log, run, say)
@@ -120,7 +125,7 @@ def resolve(section: AlpasimSection, run: Run, say: Callable[[str], None]) -> Ch
 
 
 @contextlib.contextmanager
-def _locked(root: Path, name: str) -> Iterator[Path]:
+def _locked(root: Path, name: str, say: Callable[[str], None], wait: Callable[[], None]) -> Iterator[Path]:
     """One process at a time makes a clone or an environment; the others then find it made."""
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -128,8 +133,19 @@ def _locked(root: Path, name: str) -> Iterator[Path]:
     except OSError as err:
         raise ConfigError(f"cannot write in {root}: {err.strerror}", key="alpasim.checkout_cache") from err
     try:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        waits = False
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not waits:
+                    say(f"another process makes {root / name}; waiting for it")
+                waits = True
+                wait()
+                continue
+            except OSError:
+                pass  # a file system without locks
+            break
         yield root / name
     finally:
         os.close(handle)

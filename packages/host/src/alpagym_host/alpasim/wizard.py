@@ -125,4 +125,7 @@ def check_topology(name: str, checkout: Path) -> None:
     places = [*config_folders(), checkout / "src/wizard/configs"]
     known = sorted({file.stem for place in places for file in place.glob("topology/*.yaml")})
     if name not in known:
-        raise ConfigError(f"there is no {name!r}; there are: {', '.join(known)}", key="alpasim.wizard_args.topology")
+        hint = "; pip install alpagym-alpasim-configs" if name.startswith("alpagym_") else ""
+        raise ConfigError(
+            f"there is no {name!r}; there are: {', '.join(known)}{hint}", key="alpasim.wizard_args.topology"
+        )

@@ -62,18 +62,21 @@ def prepare(config: RunConfig, console: Console) -> Checkout:
 
     with Children() as children, stop_signals(console, "stopping") as stop:
 
+        def wait() -> None:
+            children.ended(0.2)
+            if stop():
+                children.stop(children.started, 2.0)
+                raise RunFailedError("stopped before anything was started", 128 + (stop.signal or signal.SIGTERM))
+
         def run(name: str, argv: Sequence[str], folder: Path, log: Path) -> int:
             child = children.start(name, argv, log=log, environment=checkouts.environment(), folder=folder)
-            while not children.ended(0.5):
-                if stop():
-                    children.stop([child], 2.0)
-                    raise RunFailedError("stopped before anything was started", 128 + (stop.signal or signal.SIGTERM))
-            assert child.code is not None
-            return child.code
+            while (code := child.code) is None:
+                wait()
+            return code
 
         if (folder := checkouts.present(config.alpasim)) is not None:
             _check_scenes(config, folder)  # before the environment is built, which takes minutes
-        found = checkouts.resolve(config.alpasim, run, say)
+        found = checkouts.resolve(config.alpasim, run, say, wait)
         if folder is None:
             _check_scenes(config, found.path)
     return found
@@ -147,11 +150,13 @@ class _Supervisor:
 
     def run(self, checkout: Checkout, trainer: Sequence[str] | None) -> int:
         """All phases; the exit code."""
-        code, failure = 0, None
+        code, failure, hurry = 0, None, True
         try:
             self._bring_up(checkout)
             code = self._train(trainer)
+            hurry = False
         except _Stopped:
+            hurry = False
             code = 128 + (self._stop.signal or signal.SIGTERM)
             if self._trainer is None:
                 _say(self._console, f"stopped before it began; to begin again:\n  alpagym resume {self._directory}")
@@ -162,7 +167,7 @@ class _Supervisor:
         except (SimulatorError, OSError) as err:
             code, failure = 1, RunFailedError(str(err))
         finally:
-            self._tear_down(hurry=failure is not None)
+            self._tear_down(hurry)
         self._tracker.update(code=code, cause=str(failure) if failure is not None else "")
         if failure is not None:
             raise failure
@@ -305,11 +310,11 @@ class _Supervisor:
     # ------------------------------------------------------------ tear down
 
     def _tear_down(self, hurry: bool) -> None:
-        self._tracker.update(phase="tear down")
-        if self._endpoint is not None:
-            self._registry.withdraw(self._endpoint.name)
         limit_s = self._config.alpasim.stop_timeout_s
         try:
+            self._tracker.update(phase="tear down")
+            if self._endpoint is not None:
+                self._registry.withdraw(self._endpoint.name)
             if hurry:
                 limit_s = min(limit_s, _FAILURE_GRACE_S)
                 self._children.stop(self._children.started, limit_s)
@@ -323,9 +328,7 @@ class _Supervisor:
         except KeyboardInterrupt:
             _say(self._console, "killing what is left")
         finally:
-            signal.signal(
-                signal.SIGINT, signal.SIG_IGN
-            )  # this takes a moment, and is what another Ctrl-C would ask for
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # what another Ctrl-C would ask for is being done
             self._children.close()
 
 
@@ -355,6 +358,8 @@ def _connects(address: str) -> bool:
 @contextlib.contextmanager
 def _waiting(console: Console) -> Iterator[Any]:
     """Shows, on a terminal, how long AlpaSim has been starting and what its log says."""
+    from rich.markup import escape
+
     begun_s = time.monotonic()
     if not console.is_terminal:
         yield lambda log: None
@@ -364,8 +369,6 @@ def _waiting(console: Console) -> Iterator[Any]:
         def show(log: Path) -> None:
             minutes, seconds = divmod(int(time.monotonic() - begun_s), 60)
             line = last_words(log, 1).splitlines()[-1][: max(20, console.width - 30)]
-            from rich.markup import escape
-
             status.update(f"starting AlpaSim {minutes}:{seconds:02d}  [dim]{escape(line)}[/dim]")
 
         yield show
