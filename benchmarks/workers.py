@@ -55,7 +55,7 @@ class Side:
         (self.directory / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(to_mapping(config))))
         self._transport = build_transport(config, "trainer", self.directory)
         self.pool = WorkerPool(config, self.directory, self._transport, lambda: Pinned(self.directory), print)
-        policy, cores = make_policy(config), Cores(config, 1)
+        policy, cores = make_policy(config), Cores(config, 1, Path())
         self._scenes = cores.core(cores.world("train"), policy.spec)[0].spec.scenes
         self._collector = self.pool.collector(cores.world("train"), policy)
         self.wall_s = self.cpu_s = self.own_cpu_s = 0.0

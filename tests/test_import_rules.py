@@ -42,6 +42,8 @@ LAYERS = [
         "telemetry",
         "run_config",
         "deploy_config",
+        "children",
+        "endpoints",
         "files",
         "kernels",
         "machine",

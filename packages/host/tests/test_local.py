@@ -82,7 +82,9 @@ def test_evaluate_evaluates(start):
     assert "--run" not in text
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138), (signal.SIGHUP, 129)]
+)
 def test_a_signal_stops_in_order_and_says_how_to_go_on(start, number, code):
     before = signal.getsignal(number)
     found, text, made = start(FakeRun((number,)))
@@ -114,3 +116,37 @@ def test_the_lock_is_free_after_a_failure(start, tmp_path):
         start(FakeRun(error=RuntimeError("boom")))
     with run_dir.locked(tmp_path / "latest"):
         pass
+
+
+def test_a_hang_up_that_nohup_ignores_stays_ignored(start):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert start(FakeRun((signal.SIGHUP,)))[0] == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(
+    ("requeues", "restarts", "said"),
+    [
+        (0, "0", ""),  # opt-in
+        (2, "0", "job 77 is queued again"),
+        (2, "1", "job 77 is queued again"),
+        (2, "2", "not queued again: that was start 2 of deploy.requeues=2"),
+    ],
+)
+def test_a_job_that_slurm_ends_is_queued_again_so_often(start, config, tools, monkeypatch, requeues, restarts, said):
+    tools("scontrol", '[ "$1 $2" = "requeue 77" ]')
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+    monkeypatch.setattr(config.deploy, "requeues", requeues)
+    code, text, _ = start(FakeRun((signal.SIGUSR1,)))
+    assert code == 138
+    assert (said in text) if said else ("queued" not in text)
+
+
+def test_a_job_that_is_cancelled_is_not_queued_again(start, config, tools, monkeypatch):
+    tools("scontrol")
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setattr(config.deploy, "requeues", 5)
+    assert "queued" not in start(FakeRun((signal.SIGTERM,)))[1]

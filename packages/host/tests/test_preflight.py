@@ -36,8 +36,8 @@ def checkpoint(folder, trainable=1000, frozen=100):
 
 def test_the_quick_start_names_exactly_what_is_missing(tmp_path):
     (tmp_path / "tools").mkdir()
-    # Redis and git are there; GPUs and Docker are not.
-    for name in ("redis-server", "git"):
+    # Redis, git and uv are there; GPUs and Docker are not.
+    for name in ("redis-server", "git", "uv"):
         (tmp_path / "tools" / name).write_text("#!/bin/sh\n")
         (tmp_path / "tools" / name).chmod(0o755)
     missing = tmp_path / "tmp" / "checkpoints" / "alpamayo"

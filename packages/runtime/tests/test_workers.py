@@ -240,13 +240,13 @@ def requests_of(scenes=range(64, 80)):
 def drives(pool, requests):
     policy = ConstantSpeedConfig().build()
     config = configure(policy=STANDING)
-    return pool.collector(Cores(config, 8).world("test"), policy).collect(requests, MEAN)
+    return pool.collector(Cores(config, 8, Path()).world("test"), policy).collect(requests, MEAN)
 
 
 def expected(requests):
     """The same drives in this process."""
     config, policy = configure(workers=0, policy=STANDING), ConstantSpeedConfig().build()
-    cores = Cores(config, 8)
+    cores = Cores(config, 8, Path())
     core: DrivingCore = cores.core(cores.world("test"), policy.spec)[0]
     return Collector(core, policy, config_hash=config.config_hash).collect(requests, MEAN)
 

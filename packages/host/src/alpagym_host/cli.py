@@ -6,8 +6,10 @@ Exit codes: 0 done, 1 the run failed, 2 the request is wrong (nothing was made),
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +21,7 @@ from alpagym_host.checkpoint_commands import checkpoint
 from alpagym_host.doctor_command import doctor
 from alpagym_host.pai_commands import pai
 from alpagym_host.report_command import report
+from alpagym_host.run_commands import clean, list_runs, logs, status, stop
 from alpagym_host.scene_commands import scenes
 from alpagym_plugins import GROUPS, ConfigError, PluginError
 
@@ -42,9 +45,15 @@ app.command("replay")(episodes.replay)
 app.command("serve")(serve_world)
 app.command("report")(report)
 app.command("doctor")(doctor)
+app.command("list")(list_runs)
+app.command("status")(status)
+app.command("logs")(logs)
+app.command("stop")(stop)
+app.command("clean")(clean)
 
 _COMMANDS = (
     *("train", "evaluate", "rollout", "resume", "drive", "serve", "check"),
+    *("list", "status", "logs", "stop", "clean"),
     *("plugins", "doctor", "asl", "scenes", "episodes", "replay", "checkpoint", "report", "pai"),
 )
 
@@ -64,6 +73,11 @@ Directory = Annotated[
     typer.Option("--directory", help="The run directory itself, in place of a new name below run.root.", metavar="DIR"),
 ]
 
+GoOn = Annotated[
+    bool,
+    typer.Option("--resume", help="With --directory: go on with it if it is there, as a job that is started again."),
+]
+
 
 def main() -> None:
     """Entry point of `alpagym` and of `python -m alpagym_host.cli`, which takes overrides without a command too."""
@@ -72,8 +86,15 @@ def main() -> None:
     arguments = [argument for argument in arguments if argument != "--traceback"]
     if not set(arguments) & {*_COMMANDS, "--help"} and any("=" in argument for argument in arguments):
         arguments.insert(0, "train")
-    try:
+    with errors_as_messages(show_traceback):
         app(arguments, prog_name="alpagym")
+
+
+@contextlib.contextmanager
+def errors_as_messages(show_traceback: bool = False) -> Iterator[None]:
+    """What a user can mend leaves the program as one line and an exit code, not as a traceback."""
+    try:
+        yield
     except Exception as err:
         code = _exit_code(err)
         if code is None or show_traceback:
@@ -85,11 +106,14 @@ def main() -> None:
 
 
 def _exit_code(err: Exception) -> int | None:
-    """2 for a wrong request, 1 for a wrong world, None for a wrong program."""
+    """2 for a wrong request, 1 for a wrong world or what a failed run says, None for a wrong program."""
+    from alpagym_host.errors import RunFailedError
     from alpagym_runtime.errors import CorruptFileError, SceneError, SimulatorError
 
     if isinstance(err, (ConfigError, PluginError)):
         return 2
+    if isinstance(err, RunFailedError):
+        return err.code
     return 1 if isinstance(err, (CorruptFileError, SceneError, SimulatorError, OSError)) else None
 
 
@@ -115,10 +139,14 @@ def options(
 
 @app.command()
 def train(
-    overrides: Overrides = None, dry_run: DryRun = False, directory: Directory = None, multirun: MultiRun = False
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    directory: Directory = None,
+    go_on: GoOn = False,
+    multirun: MultiRun = False,
 ) -> None:
     """Train a policy and evaluate it."""
-    _start(overrides or [], "train", dry_run, directory, multirun)
+    _start(overrides or [], "train", dry_run, directory, multirun, go_on=go_on)
 
 
 @app.command()
@@ -131,10 +159,11 @@ def evaluate(
     best: Best = False,
     dry_run: DryRun = False,
     directory: Directory = None,
+    go_on: GoOn = False,
     multirun: MultiRun = False,
 ) -> None:
     """Evaluate a policy on the scenes of dataset.split; any weights: checkpoint.path=RUN, CHECKPOINT or MODEL."""
-    _start(overrides or [], "evaluate", dry_run, directory, multirun, run, best)
+    _start(overrides or [], "evaluate", dry_run, directory, multirun, run, best, go_on)
 
 
 @app.command()
@@ -147,10 +176,11 @@ def rollout(
     best: Best = False,
     dry_run: DryRun = False,
     directory: Directory = None,
+    go_on: GoOn = False,
     multirun: MultiRun = False,
 ) -> None:
     """Drive a policy in the scenes of dataset.split and keep the episodes in a store."""
-    _start(overrides or [], "rollout", dry_run, directory, multirun, run, best)
+    _start(overrides or [], "rollout", dry_run, directory, multirun, run, best, go_on)
 
 
 @app.command()
@@ -158,24 +188,10 @@ def resume(run_directory: Annotated[Path, typer.Argument(metavar="RUN_DIR", show
     """Go on with a run that was stopped; its frozen config holds."""
     from rich.console import Console
 
-    from alpagym_host.launch.local import launch
-    from alpagym_host.preflight import require
-    from alpagym_host.progress import print_summary
-    from alpagym_host.run_dir import command_of, open_existing
-    from alpagym_runtime.files import read_json
-    from alpagym_runtime.run_config import load_run_config
+    from alpagym_host.launch.start import resume as go_on
+    from alpagym_host.run_dir import open_existing
 
-    directory = open_existing(run_directory)
-    config = load_run_config(directory)
-    command = command_of(directory)
-    summary = directory / "summary.json"
-    if summary.is_file() and (found := read_json(summary)).get("status") == "completed":
-        print_summary(Console(), found)
-        print(f"already completed; results: {summary}")
-        return
-    console = Console()
-    require(config, command, width=console.width)
-    raise typer.Exit(launch(config, directory, command, console))
+    raise typer.Exit(go_on(open_existing(run_directory), Console()))
 
 
 @app.command()
@@ -278,12 +294,15 @@ def _start(
     multirun: bool,
     run: Path | None = None,
     best: bool = False,
+    go_on: bool = False,
 ) -> None:
     from rich.console import Console
 
     from alpagym_host.compose import compose
     from alpagym_host.launch.start import start, sweep
 
+    if go_on and (directory is None or multirun):
+        raise ConfigError("goes on with one run; name its directory with --directory", key="--resume")
     if multirun:
         if run is not None:
             raise ConfigError("--run takes one config and --multirun makes several; choose one of them")
@@ -291,7 +310,7 @@ def _start(
     if best and run is None:
         raise ConfigError("chooses among the checkpoints of a run; name it with --run", key="--best")
     config = compose(overrides) if run is None else _on_top_of(run, overrides, best)
-    raise typer.Exit(start(config, command, dry_run, directory, Console()))
+    raise typer.Exit(start(config, command, dry_run, directory, Console(), go_on))
 
 
 def _on_top_of(run: Path, overrides: list[str], best: bool) -> RunConfig:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from alpagym_host.alpasim.checkout import cached, present
 from alpagym_host.doctor_types import Context, Finding
 
 _PROBE = "alpagym_runtime.trainers.gpu_probe"
@@ -140,11 +141,12 @@ def alpasim(context: Context) -> Iterator[Finding]:
                 text = f"{address} does not answer: {err}"
                 yield Finding("AlpaSim", "wrong", text, "start it with driver_source=external_dynamic: docs/alpasim.md")
         return
-    if section.repo_path is None:
-        text = f"no checkout is named; {section.repo_ref} of {section.repo_url} would be cloned"
+    here = present(section)
+    if section.repo_path is None and here is None:
+        text = f"no checkout is named; {section.repo_ref} of {section.repo_url} would be cloned to {cached(section)}"
         yield Finding("AlpaSim", "ok" if context.starts_alpasim else "off", text)
         return
-    folder = Path(section.repo_path).expanduser()
+    folder = here or Path(section.repo_path or "").expanduser()
     if not (folder / "pyproject.toml").is_file() or not (folder / "src").is_dir():
         text = f"{folder} is no checkout of AlpaSim (pyproject.toml and src/)"
         yield Finding(

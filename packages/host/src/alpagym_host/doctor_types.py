@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from alpagym_host.alpasim import starts_alpasim
 from alpagym_runtime.machine import Machine
 from alpagym_runtime.run_config import RunConfig
 
@@ -47,8 +48,7 @@ class Context:
     @property
     def starts_alpasim(self) -> bool:
         """Whether an AlpaSim is started for the run on this machine."""
-        simulator = self.config.simulator
-        return simulator.type == "alpasim" and not simulator.config.addresses and self.config.deploy.kind == "local"
+        return starts_alpasim(self.config)
 
     @property
     def uses_cosmos(self) -> bool:

@@ -9,17 +9,17 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from alpagym_host.alpasim.scenes import DATASET
 from alpagym_host.doctor_types import Context, Finding
 
 _NAME = "Hugging Face"
-_SCENES = "datasets/nvidia/PhysicalAI-Autonomous-Vehicles-NuRec"
 _YES = {"1", "ON", "YES", "TRUE"}
 
 
 def check(context: Context) -> Iterator[Finding]:
     """The token, then each id that the run needs or that was asked about."""
     ids = list(dict.fromkeys([*_needed(context), *context.ids]))
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in _YES:
+    if _offline():
         yield Finding(_NAME, "off", "HF_HUB_OFFLINE is set: nothing is asked, local copies are used")
         return
     token = _token()
@@ -43,9 +43,23 @@ def check(context: Context) -> Iterator[Finding]:
         yield _access(name, token, context.timeout_s)
 
 
+def access(name: str, timeout_s: float) -> Finding:
+    """Whether we may read `models/OWNER/NAME` or `datasets/OWNER/NAME`: ok, wrong, or off where nothing is asked."""
+    if _offline():
+        return Finding(_NAME, "off", "HF_HUB_OFFLINE is set: nothing is asked, local copies are used")
+    token = _token()
+    if token is None:
+        return Finding(_NAME, "wrong", f"{name} is gated, and there is no token", "hf auth login, or export HF_TOKEN")
+    return _access(name, token, timeout_s)
+
+
+def _offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in _YES
+
+
 def _needed(context: Context) -> Iterator[str]:
     if context.starts_alpasim:
-        yield _SCENES
+        yield DATASET
     release = getattr(context.config.policy.config, "HUGGING_FACE", None)
     if release is not None and not Path(context.config.policy.config.model.path or "absent").expanduser().is_dir():
         yield release

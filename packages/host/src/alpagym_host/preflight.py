@@ -13,6 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from alpagym_host.alpasim import starts_alpasim
+from alpagym_host.alpasim.checkout import present
+from alpagym_host.alpasim.scenes import chosen
+from alpagym_host.alpasim.wizard import check_topology, topology_facts
 from alpagym_plugins import ConfigError, Problem
 from alpagym_runtime.machine import Machine
 from alpagym_runtime.run_config import RunConfig, to_mapping
@@ -49,7 +53,7 @@ def preflight(config: RunConfig, command: str, machine: Machine) -> list[Problem
         check = getattr(section, "preflight", None)
         if check is not None:
             found += [problem.under(key) for problem in check(config, machine)]
-    for checks in (_placeholders, _files, _workers, _gpus, _gpu_memory, _memory, _disk, _slurm):
+    for checks in (_placeholders, _files, _scenes, _workers, _gpus, _gpu_memory, _memory, _disk, _slurm):
         found += checks(config, command, machine)
     return found
 
@@ -80,7 +84,7 @@ def _plugins(config: RunConfig, command: str) -> Iterator[tuple[str, Any]]:
 
 
 def _placeholders(config: RunConfig, command: str, machine: Machine) -> Iterator[Problem]:
-    for key, value in _leaves(to_mapping(config), ""):
+    for key, value in leaves(to_mapping(config), ""):
         if isinstance(value, str) and _PLACEHOLDER.search(value):
             yield Problem(key, value, "a template's placeholder is still there", f"{key.partition('[')[0]}=…")
 
@@ -134,6 +138,7 @@ def _gpus(config: RunConfig, command: str, machine: Machine) -> Iterator[Problem
                 f"no part of this run uses a GPU (simulator={config.simulator.type}, trainer={config.trainer.type})",
                 "topology=local_cpu",
             )
+        yield from _alpasim_gpus(config, machine)
         return
     if own > topology.train_gpus:
         yield Problem(
@@ -151,10 +156,40 @@ def _gpus(config: RunConfig, command: str, machine: Machine) -> Iterator[Problem
             f"run it on a machine with {needed} NVIDIA GPU{'s' if needed > 1 else ''}"
             + (", or topology=local_colocated_1gpu" if needed > len(machine.gpus) == 1 else ""),
         )
+    else:
+        yield from _alpasim_gpus(config, machine)
     if config.deploy.kind == "local" and topology.nodes > 1:
         yield Problem(
             "topology.train_nodes", topology.train_nodes, f"{topology.nodes} nodes need a scheduler", "deploy=slurm"
         )
+
+
+def _alpasim_gpus(config: RunConfig, machine: Machine) -> Iterator[Problem]:
+    """AlpaSim's topology names GPUs of this machine by number."""
+    name = config.alpasim.wizard_args.topology
+    facts = topology_facts(name) if starts_alpasim(config) else None
+    if facts is not None and (needed := max(facts.gpus, default=-1) + 1) > len(machine.gpus):
+        yield Problem(
+            "alpasim.wizard_args.topology",
+            name,
+            f"puts AlpaSim on GPU {', '.join(map(str, sorted(facts.gpus)))}, so {needed} needed; {machine.gpus_text}",
+            "alpasim.wizard_args.topology=alpagym_1gpu, or an AlpaSim elsewhere: simulator.address=HOST:PORT",
+        )
+
+
+def _scenes(config: RunConfig, command: str, machine: Machine) -> Iterator[Problem]:
+    """Scenes and topology against a checkout that is on disk already; one that has to be cloned is asked after that."""
+    if not starts_alpasim(config) or (folder := present(config.alpasim)) is None:
+        return
+    for check in (
+        lambda: check_topology(config.alpasim.wizard_args.topology, folder),
+        lambda: chosen(config, folder),
+    ):
+        try:
+            check()
+        except ConfigError as err:
+            key = err.key or "alpasim.repo_path"
+            yield Problem(key, dict(leaves(to_mapping(config))).get(key, "…"), err.message, f"{key}=…")
 
 
 def _gpu_memory(config: RunConfig, command: str, machine: Machine) -> Iterator[Problem]:
@@ -239,12 +274,13 @@ def _slurm(config: RunConfig, command: str, machine: Machine) -> Iterator[Proble
     )
 
 
-def _leaves(data: Any, key: str) -> Iterable[tuple[str, Any]]:
+def leaves(data: Any, key: str = "") -> Iterable[tuple[str, Any]]:
+    """Every value of nested plain data with its dotted key."""
     if isinstance(data, Mapping):
         for name, value in data.items():
-            yield from _leaves(value, f"{key}.{name}" if key else str(name))
+            yield from leaves(value, f"{key}.{name}" if key else str(name))
     elif isinstance(data, list):
         for i, value in enumerate(data):
-            yield from _leaves(value, f"{key}[{i}]")
+            yield from leaves(value, f"{key}[{i}]")
     else:
         yield key, data

@@ -3,6 +3,7 @@
     <run.root>/<run.name>-<YYYYmmdd-HHMMSS>-<6 hex digits>/
         config.yaml    the frozen config; never written again
         command        train, evaluate or rollout: what `resume` continues
+        state.json     what it is doing (alpagym_host.run_state)
         .lock          held by the process that works here
     <run.root>/latest  a link to the newest
 
@@ -26,6 +27,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal, cast, get_args
 
+from alpagym_host import run_state
 from alpagym_host.compose import check_run_name, to_yaml
 from alpagym_plugins import ConfigError
 from alpagym_runtime.files import write_atomic
@@ -68,7 +70,7 @@ def create(
 
 def discard(directory: Path) -> None:
     """Remove a new run directory whose request turned out wrong; one that holds a run's files stays."""
-    ours = {_CONFIG, _COMMAND, _LOCK}
+    ours = {_CONFIG, _COMMAND, _LOCK, run_state.FILE}
     if {path.name for path in directory.iterdir()} <= ours:
         for name in ours:
             (directory / name).unlink(missing_ok=True)
@@ -107,8 +109,8 @@ def command_of(directory: Path) -> Command:
 
 
 @contextlib.contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Hold a run directory for this process.
+def locked(directory: Path) -> Iterator[int]:
+    """Hold a run directory for this process, and for children that inherit the file descriptor that it gives.
 
     Raises:
         ConfigError: another process works in it; says which, where and since when.
@@ -124,13 +126,14 @@ def locked(directory: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as err:
             raise ConfigError(
-                f"{directory} is in use by {_holder(handle)}; stop it first, or start another run"
+                f"{directory} is in use by {_holder(handle)}; stop it first: alpagym stop {directory}, and if that "
+                f"process was killed: alpagym clean {directory}"
             ) from err
         except OSError:
             pass  # Some cluster filesystems have no locks; a run there is still the only one that mkdir gave this name.
         os.ftruncate(handle, 0)
         os.write(handle, json.dumps(_myself()).encode())
-        yield
+        yield handle
         os.ftruncate(handle, 0)
     finally:
         os.close(handle)

@@ -8,6 +8,20 @@ from dataclasses import dataclass, field
 from alpagym_plugins import ConfigError, check_choice, check_range
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_GROUP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]*")
+# What the launcher gets from the run itself: two truths would disagree.
+_OURS = {
+    "wizard.log_dir": "the run directory",
+    "wizard.run_mode": "being a server",
+    "wizard.run_method": "deploy.kind",
+    "driver_source": "the run's own drivers",
+    "scenes.scene_ids": "dataset.scene_ids",
+    "scenes.test_suite_id": "dataset.test_suite_id",
+    "runtime.simulation_config.n_sim_steps": "expected_valid_steps",
+    "runtime.simulation_config.control_timestep_us": "simulator.control_period_us",
+    "runtime.simulation_config.force_gt_duration_us": "simulator.force_gt_duration_us",
+    "runtime.simulation_config.skip_driver_during_force_gt": "simulator.skip_driver_during_force_gt",
+}
 
 
 @dataclass
@@ -100,13 +114,26 @@ class SlurmSection:
 
 @dataclass
 class DeploySection:
-    """On which kind of machine: local (this one) | slurm | ray (rollout workers are actors of a Ray cluster)."""
+    """On which kind of machine, and how a run ends there.
+
+    Attributes:
+        kind: local (this one) | slurm | ray (rollout workers are actors of a Ray cluster).
+        grace_s: longest that a run may take to keep a checkpoint after SIGINT, SIGTERM or SIGUSR1, where it has a
+            supervisor; then it is killed.
+        requeues: how often a Slurm job goes back into the queue after SIGUSR1; 0 never.
+        slurm: the job.
+
+    """
 
     kind: str = "local"
+    grace_s: float = 60.0
+    requeues: int = 0
     slurm: SlurmSection = field(default_factory=SlurmSection)
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, ("local", "slurm", "ray"))
+        check_range("grace_s", self.grace_s, minimum=0, maximum=86_400)
+        check_range("requeues", self.requeues, minimum=0, maximum=1000)
 
 
 @dataclass
@@ -115,21 +142,29 @@ class WizardSection:
 
     Attributes:
         deploy: its group `deploy`, such as local, or the preset of your cluster.
-        topology: its group `topology`, such as 1gpu, 2gpu.
+        topology: its group `topology`: one of alpagym_alpasim_configs, such as alpagym_2gpu, or of its own.
+        driver: its group `driver`, for the cameras that come with it; the driver itself is ours. null leaves it out.
+        cameras: its group `cameras`, such as 4cam_1080; null takes its own default.
         renderer: its group `renderer`; null takes its own default.
         extra_overrides: further overrides for it, one an item.
 
     """
 
     deploy: str = "local"
-    topology: str = "1gpu"
+    topology: str = "alpagym_1gpu"
+    driver: str | None = None
+    cameras: str | None = None
     renderer: str | None = None
     extra_overrides: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for key in ("deploy", "topology"):
-            if not getattr(self, key):
-                raise ConfigError("must not be empty", key=key)
+        for key in ("deploy", "topology", "driver", "cameras", "renderer"):
+            if (value := getattr(self, key)) is not None and not _GROUP.fullmatch(value):
+                raise ConfigError(f"must be the name of one of its presets, got {value!r}", key=key)
+        for i, override in enumerate(self.extra_overrides):
+            key = override.lstrip("+~").partition("=")[0]
+            if key in _OURS:
+                raise ConfigError(f"{key} is set for every run, from {_OURS[key]}", key=f"extra_overrides[{i}]")
 
 
 @dataclass
@@ -141,6 +176,7 @@ class AlpasimSection:
         repo_url, repo_ref: what to clone.
         checkout_cache: folder of clones; null is `alpagym/alpasim` below $XDG_CACHE_HOME.
         startup_timeout_s: longest wait for it to answer.
+        stop_timeout_s: longest wait for its containers to stop; then they are killed.
         wizard_args: choices of its launcher.
 
     """
@@ -150,10 +186,12 @@ class AlpasimSection:
     repo_ref: str = "3032e0c"
     checkout_cache: str | None = None
     startup_timeout_s: float = 1200.0
+    stop_timeout_s: float = 10.0
     wizard_args: WizardSection = field(default_factory=WizardSection)
 
     def __post_init__(self) -> None:
         check_range("startup_timeout_s", self.startup_timeout_s, above=0)
+        check_range("stop_timeout_s", self.stop_timeout_s, minimum=0, maximum=3600)
         if self.repo_path == "":
             raise ConfigError("must not be empty; null clones repo_url", key="repo_path")
         for key in ("repo_url", "repo_ref"):

@@ -332,6 +332,8 @@ class RunConfig:
         data = {k: v for k, v in to_mapping(self).items() if k not in ("store", "logging", "deploy")}
         data["run"] = {k: v for k, v in data["run"].items() if k not in ("name", "root")}
         data["rollout"] = {k: v for k, v in data["rollout"].items() if k not in ("workers", "restarts", "straggler_s")}
+        # An AlpaSim that is started again, for `resume`, listens elsewhere.
+        data["simulator"].pop("address", None)
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 

@@ -1,12 +1,14 @@
 """Runs a composed run in this process, and turns signals into an orderly stop.
 
-The first SIGINT or SIGTERM asks the runtime to stop; it writes a checkpoint and the summary so far and returns. A
-second SIGINT interrupts it at once; the last checkpoint then is what `alpagym resume` continues from.
+The first SIGINT, SIGTERM, SIGHUP or SIGUSR1 asks the runtime to stop; it writes a checkpoint and the summary so far
+and returns. A second SIGINT interrupts it at once; the last checkpoint then is what `alpagym resume` continues from.
+SIGUSR1 is what Slurm sends before its time limit: the job then goes back into the queue, where the config allows it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,7 +20,9 @@ from rich.console import Console
 from alpagym_host.progress import make_reporter, print_summary
 from alpagym_host.report_command import write_own
 from alpagym_host.run_dir import Command, locked
+from alpagym_host.run_state import tracked
 from alpagym_plugins import PluginError
+from alpagym_runtime.machine import Machine
 from alpagym_runtime.run_config import RunConfig
 
 
@@ -83,8 +87,22 @@ def launch(
         Exit code: 0, or 128 + the signal that stopped it.
 
     """
-    with locked(directory), _signals(console) as stop:
+    with locked(directory), tracked(directory, command) as tracker:
         console.print(f"run directory: {directory}", markup=False, highlight=False, soft_wrap=True)
+        code = work(config, directory, command, console, make_run)
+        tracker.update(code=code)
+    return requeued(config, directory, code, console)
+
+
+def work(
+    config: RunConfig,
+    directory: Path,
+    command: Command,
+    console: Console,
+    make_run: Callable[..., Runnable] | None = None,
+) -> int:
+    """The same for whoever holds the directory already: this process, or the supervisor that started it."""
+    with stop_signals(console) as stop:
         try:
             build = make_run or _runtime()
             with make_reporter(console) as reporter:
@@ -124,8 +142,25 @@ def _runtime() -> Callable[..., Runnable]:
     return Run
 
 
+def requeued(config: RunConfig, directory: Path, code: int, console: Console) -> int:
+    """Put a Slurm job that SIGUSR1 has stopped back into the queue, if `deploy.requeues` allows it; the exit code."""
+    job = os.environ.get("SLURM_JOB_ID")
+    restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
+    if code != 128 + signal.SIGUSR1 or job is None or not job.isdigit() or config.deploy.requeues == 0:
+        return code
+    if not restarts.isdigit() or int(restarts) >= config.deploy.requeues:
+        _say(console, f"not queued again: that was start {restarts} of deploy.requeues={config.deploy.requeues}")
+        return code
+    answer = Machine().ask("scontrol", "requeue", job)
+    _say(console, f"job {job} is queued again" if answer.ok else f"job {job} is not queued again: {answer.first_line}")
+    return code
+
+
 @contextlib.contextmanager
-def _signals(console: Console) -> Iterator[Stop]:
+def stop_signals(
+    console: Console, said: str = "stopping after the work in hand; Ctrl-C again stops at once"
+) -> Iterator[Stop]:
+    """Turn signals into a request to stop, and say so; a second SIGINT is a KeyboardInterrupt."""
     stop = Stop()
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -133,9 +168,12 @@ def _signals(console: Console) -> Iterator[Stop]:
             raise KeyboardInterrupt
         if not stop():
             stop.signal = number
-            _say(console, "stopping after the work in hand; Ctrl-C again stops at once")
+            _say(console, said)
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    wanted = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup means it
+        wanted.append(signal.SIGHUP)
+    before = {number: signal.signal(number, handle) for number in wanted}
     try:
         yield stop
     finally:

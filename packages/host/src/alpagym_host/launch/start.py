@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from alpagym_host import run_dir
+from alpagym_host.alpasim import starts_alpasim
 from alpagym_host.compose import compose, to_yaml
-from alpagym_host.preflight import PreflightError, preflight, require
+from alpagym_host.preflight import PreflightError, leaves, preflight, require
+from alpagym_host.progress import print_summary
 from alpagym_host.run_dir import Command
 from alpagym_host.sweep import expand, varied
 from alpagym_plugins import ConfigError
+from alpagym_runtime.files import read_json
 from alpagym_runtime.machine import Machine
-from alpagym_runtime.run_config import RunConfig
+from alpagym_runtime.run_config import RunConfig, load_run_config, to_mapping
 from alpagym_runtime.secrets import redacted
 
 
-def start(config: RunConfig, command: Command, dry_run: bool, directory: Path | None, console: Console) -> int:
+def start(
+    config: RunConfig,
+    command: Command,
+    dry_run: bool,
+    directory: Path | None,
+    console: Console,
+    again: bool = False,
+) -> int:
     """Print the config, or check it and run it; the exit code.
+
+    Args:
+        config: the run.
+        command: what it is for.
+        dry_run: print it only.
+        directory: the run directory itself; None makes a name.
+        console: where progress and the result go.
+        again: go on in `directory` if that is there and was made for the same request.
 
     Raises:
         ConfigError: the request is wrong; nothing is left behind.
@@ -28,8 +46,45 @@ def start(config: RunConfig, command: Command, dry_run: bool, directory: Path | 
     if dry_run:
         print(to_yaml(config), end="")
         return 0
+    if again and directory is not None and directory.expanduser().exists():
+        return resume(_same_request(directory, config, command), console)
     require(config, command, width=console.width)
     return _run(config, command, directory, console)
+
+
+def resume(directory: Path, console: Console) -> int:
+    """Go on with the run of a directory; the exit code. One that has completed shows its results."""
+    config, command = load_run_config(directory), run_dir.command_of(directory)
+    summary = directory / "summary.json"
+    if summary.is_file() and (found := read_json(summary)).get("status") == "completed":
+        print_summary(console, found)
+        print(f"already completed; results: {summary}")
+        return 0
+    require(config, command, width=console.width)
+    return go_on(config, command, console, lambda: directory)
+
+
+def _same_request(directory: Path, config: RunConfig, command: Command) -> Path:
+    """The directory, if it was made for this config and command.
+
+    Raises:
+        ConfigError: names the keys that differ.
+
+    """
+    found = run_dir.open_existing(directory)
+    if (made_for := run_dir.command_of(found)) != command:
+        raise ConfigError(f"{found} was made to {made_for}, not to {command}", key="--resume")
+    there, here = dict(leaves(to_mapping(load_run_config(found)))), dict(leaves(to_mapping(config)))
+    other = [key for key in there.keys() | here.keys() if there.get(key) != here.get(key)]
+    if other:
+        key = min(other)
+        raise ConfigError(
+            f"{found} was made for another request: {key} is {there.get(key)!r} there and {here.get(key)!r} here"
+            + (f", and {len(other) - 1} more keys differ" if len(other) > 1 else "")
+            + f"; what it was made for goes on with: alpagym resume {found}",
+            key="--resume",
+        )
+    return found
 
 
 def sweep(overrides: Sequence[str], command: Command, dry_run: bool, directory: Path | None, console: Console) -> int:
@@ -75,12 +130,31 @@ def sweep(overrides: Sequence[str], command: Command, dry_run: bool, directory: 
     return next((code for code in codes if code), 0)
 
 
-def _run(config: RunConfig, command: Command, directory: Path | None, console: Console) -> int:
-    from alpagym_host.launch.local import launch
+def go_on(config: RunConfig, command: Command, console: Console, directory: Callable[[], Path]) -> int:
+    """Work in a run directory, with a supervisor where an AlpaSim is started for the run; the exit code.
 
-    made = run_dir.create(config, command, directory)
+    What is missing is found before `directory` is called, which makes it or has it already.
+    """
+    if not starts_alpasim(config):
+        from alpagym_host.launch.local import launch
+
+        return launch(config, directory(), command, console)
+    from alpagym_host.launch.supervise import prepare, supervise
+
+    checkout = prepare(config, console)
+    return supervise(config, directory(), command, console, checkout)
+
+
+def _run(config: RunConfig, command: Command, directory: Path | None, console: Console) -> int:
+    made: list[Path] = []
+
+    def make() -> Path:
+        made.append(run_dir.create(config, command, directory))
+        return made[0]
+
     try:
-        return launch(config, made, command, console)
+        return go_on(config, command, console, make)
     except Exception:
-        run_dir.discard(made)
+        for path in made:
+            run_dir.discard(path)
         raise

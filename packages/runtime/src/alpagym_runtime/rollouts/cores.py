@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from alpagym_runtime.envs.core import DrivingCore, build_terms, reward_labels
@@ -31,11 +32,12 @@ class Cores:
     Args:
         config: the run's.
         slots: episodes that drive side by side in each.
+        directory: the run's; a simulator that was started for the run says in it where it listens.
 
     """
 
-    def __init__(self, config: RunConfig, slots: int) -> None:
-        self._config, self._slots = config, slots
+    def __init__(self, config: RunConfig, slots: int, directory: Path) -> None:
+        self._config, self._slots, self._directory = config, slots, directory
         self._built: dict[tuple[World, str], DrivingCore] = {}
 
     def world(self, split: str, labels: Sequence[str] = ()) -> World:
@@ -51,7 +53,10 @@ class Cores:
         if new:
             config = self._config
             dataset = replace(config.dataset, split=world.split)
-            simulator = config.simulator.config.build(spec, dataset, self._slots, world.labels)
+            section = config.simulator.config
+            if hasattr(section, "located"):
+                section = section.located(self._directory)
+            simulator = section.build(spec, dataset, self._slots, world.labels)
             self._built[key] = DrivingCore(simulator, build_terms(config.reward, simulator), spec)
         return self._built[key], new
 

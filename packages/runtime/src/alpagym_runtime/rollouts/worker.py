@@ -75,7 +75,7 @@ class Worker:
         threading.Thread(target=self._listen, name="listen", daemon=True).start()
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
         self._policy = make_policy(config, _device(config.rollout.device, index))
-        self._cores = Cores(config, config.rollout.slots_of_worker)
+        self._cores = Cores(config, config.rollout.slots_of_worker, directory)
         self._collectors: dict[tuple[World, object, bool], Collector] = {}
 
     def run(self) -> None:

@@ -87,7 +87,7 @@ class Run:
         _refuse_links(directory)
         remove_partials(directory)
         self.transport: Transport = build_transport(config, "trainer", directory)
-        self._cores = Cores(config, config.rollout.slots)
+        self._cores = Cores(config, config.rollout.slots, directory)
         self.pool: WorkerPool | None = None
         if config.has_workers:
             launch = partial(make_launcher, config, directory)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from alpagym_runtime.run_config import RunConfig
     from alpagym_runtime.simulators.alpasim.simulator import AlpasimSimulator
 
+INSTALL_UV = "https://docs.astral.sh/uv/getting-started/installation/"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -104,6 +105,27 @@ class AlpasimConfig:
         """Control steps that the recording drives."""
         return self.force_gt_duration_us // self.control_period_us
 
+    def located(self, directory: Path) -> AlpasimConfig:
+        """These options with the address of the AlpaSim that was started for the run of a directory.
+
+        Raises:
+            SimulatorError: none has been, or it no longer beats.
+
+        """
+        if self.addresses:
+            return self
+        from alpagym_runtime.endpoints import Registry
+        from alpagym_runtime.errors import SimulatorError
+
+        found = Registry(directory).wait("alpasim", self.connect_timeout_s)
+        if not found:
+            raise SimulatorError(
+                f"no AlpaSim is published in {Registry(directory).folder}, and simulator.address names none; one is "
+                f"started by: alpagym resume {directory}",
+                code="NO_RUNTIME",
+            )
+        return replace(self, address=",".join(endpoint.address for endpoint in found))
+
     def gpus(self, config: RunConfig) -> dict[str, int]:
         """GPUs that are AlpaSim's alone, where one is started for the run."""
         topology = config.topology
@@ -141,6 +163,10 @@ class AlpasimConfig:
                 )
         elif machine.tool("git") is None and config.deploy.kind == "local":
             yield Problem("alpasim.repo_url", section.repo_url, "git is not on PATH", "apt-get install git git-lfs")
+        built = section.repo_path is not None and (Path(section.repo_path).expanduser() / ".venv/bin/python").exists()
+        if config.deploy.kind == "local" and machine.tool("uv") is None and not built:
+            what = "uv, which builds AlpaSim's environment, is not on PATH"
+            yield Problem("alpasim.repo_path", section.repo_path, what, INSTALL_UV)
         if config.deploy.kind == "local" and (trouble := machine.docker_trouble) is not None:
             yield Problem(
                 "simulator.address",
