@@ -28,6 +28,8 @@ from alpagym_runtime.rollouts.collector import Collector, environment
 from alpagym_runtime.rollouts.evaluation import evaluate
 from alpagym_runtime.rollouts.filming import FOLDER, choose, film
 from alpagym_runtime.rollouts.open_loop import TARGET, evaluate_open_loop, summarise_open_loop
+from alpagym_runtime.rollouts.references import FILE as REFERENCES
+from alpagym_runtime.rollouts.references import drive_references, hold_against, reference_spec
 from alpagym_runtime.rollouts.statistics import compare, summarise
 from alpagym_runtime.rollouts.table import FILE as TABLE
 from alpagym_runtime.rollouts.table import Row, read_rows, write_rows
@@ -86,6 +88,7 @@ class Run:
         self.transport: Transport = config.transport.config.build("trainer", directory)
         self._cores: dict[tuple[str, str, tuple[str, ...]], DrivingCore] = {}
         self._rows: dict[str, list[Row]] = read_rows(directory / TABLE)
+        self._references: dict[str, list[Row]] = read_rows(directory / REFERENCES)
         self._summaries: dict[str, dict[str, Any]] = {}
         self._checkpoints = CheckpointStore(directory / "checkpoints", config.checkpoint.keep)
         # `evaluations`: name -> total_steps at which it was made, for every one that metrics.jsonl lists. `best`: the
@@ -141,6 +144,7 @@ class Run:
         def work() -> None:
             self.evaluate_policy("final", split)
             self._film("final", split)
+            self._refer(split)
 
         return self._finish("evaluate", work)
 
@@ -241,6 +245,7 @@ class Run:
         self._evaluate_if_due(self._state["stage"], self._state["step"], self._state["step"])
         self.evaluate_policy("final")
         self._film("final", "test")
+        self._refer("test")
         best = self._state["best"]
         if best is None or "best" in self._rows:
             return
@@ -256,6 +261,25 @@ class Run:
         if "best" in self._rows:
             self._state["evaluations"]["best"] = best["total_steps"]
             self._log("evaluate/best", best["total_steps"], _evaluation_numbers(self.evaluation_summary("best")))
+
+    def _refer(self, split: str) -> None:
+        """Drive the scenes of the final evaluation with the reference policies, unless the directory has that."""
+        if not self.config.evaluation.references or self.config.simulator.type != "embedded" or self._references:
+            return
+        evaluation = self.config.evaluation
+        core = self.core(split, reference_spec())
+        self.reporter.stage("references", 4 * len(core.spec.scenes) * len(evaluation.seeds), "drives")
+
+        def watch(_: Episode) -> None:
+            self.reporter.advance()
+            self.check_stop()
+
+        def drive(policy: Policy) -> list[Row]:
+            collector = self.collector(core, policy, purpose="reference")
+            return evaluate(collector, core.spec.scenes, evaluation.seeds, self.config.expected_valid_steps, watch)
+
+        self._references = drive_references(drive)
+        write_rows(self.directory / REFERENCES, self._references)
 
     def _film(self, name: str, split: str) -> None:
         """Film drives of an evaluation, unless the directory has those videos already."""
@@ -549,6 +573,9 @@ class Run:
         }
         if self._store is not None:
             summary["episodes"] = self._describe_store(self._store)
+        if self._references:
+            held = {name: rows[name] for name in ("start", "warm_start", "final", "best") if name in rows}
+            summary["references"] = hold_against(self._references, held, resamples)
         before = rows.get("warm_start") or rows.get("start")
         if self._state["best"] is not None:
             summary["best"] = self._state["best"]
