@@ -18,7 +18,7 @@ from alpagym_runtime.types import Policy, PolicySpec
 FILE = "references.parquet"
 RECORDING = "recording"
 CHEATS = ("parking", "creeping", "weaving")
-_CONFIGS = {
+_CONFIGS: dict[str, LogReplayConfig | ConstantSpeedConfig | RouteFollowerConfig] = {
     RECORDING: LogReplayConfig(),
     "parking": ConstantSpeedConfig(speed_factor=0.0),
     "creeping": RouteFollowerConfig(desired_speed_mps=1.5),

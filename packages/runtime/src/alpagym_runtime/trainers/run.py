@@ -574,7 +574,8 @@ class Run:
         if self._store is not None:
             summary["episodes"] = self._describe_store(self._store)
         if self._references:
-            held = {name: rows[name] for name in ("start", "warm_start", "final", "best") if name in rows}
+            shown = ("start", "warm_start", "final", "best")
+            held = {name: group for name, group in rows.items() if name in shown}
             summary["references"] = hold_against(self._references, held, resamples)
         before = rows.get("warm_start") or rows.get("start")
         if self._state["best"] is not None:
