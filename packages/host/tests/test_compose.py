@@ -4,6 +4,7 @@ import pytest
 
 from alpagym_host.compose import compose, to_yaml
 from alpagym_plugins import ConfigError, PluginError
+from alpagym_runtime.rollouts import references
 from alpagym_runtime.run_config import load_run_config
 from alpagym_runtime.trainers.cosmos.config import CosmosTrainerConfig
 
@@ -98,6 +99,18 @@ def test_the_weights_of_the_reward_presets():
     assert scales("metrics") == {"progress": 1, "collision": -10}
     assert scales("progress_safety") == {"progress": 1, "collision": -10, "off_road": -5, "distance_to_gt": -0.01}
     assert scales("driving") == {"progress": 1, "collision": -1, "off_road": -1, "pace": -0.03}
+
+
+def test_the_reference_policies_are_the_presets_of_their_names():
+    presets = {"recording": "log_replay"}
+    for name, config in references._CONFIGS.items():
+        assert compose([f"policy={presets.get(name, name)}"]).policy.config == config
+
+
+def test_imitation_alone_takes_more_drives_and_no_reinforcement():
+    trainer = compose(["experiment=imitation"]).trainer
+    assert trainer.type == "sft"
+    assert (trainer.config.drives_per_scene, trainer.config.epochs, trainer.config.patience) == (6, 20, 20)
 
 
 def test_the_command_line_wins_over_the_experiment():

@@ -48,6 +48,13 @@ def update(**more):
     } | more
 
 
+def reference(pace=1.0, standing=0.0, weaving=0.0, reward=-1.0, ahead=(0.1, 0.3)):
+    """What the report knows of a policy that `final` and the warm start are ahead of."""
+    difference = value(sum(ahead) / 2, *ahead)
+    lead = {key: {"reward": difference, "driving_score": value(0.2, 0.1, 0.3)} for key in ("warm_start", "final")}
+    return evaluation(0.5, pace=pace, standing=standing, weaving=weaving) | {"reward": value(reward), "ahead": lead}
+
+
 def titles(*arguments):
     return {sign.title: sign.level for sign in signs(*arguments)}
 
@@ -92,6 +99,40 @@ def test_unknown_manners_are_no_sign():
     final = evaluation()
     final["drive"] = {"speed_ratio": value(None, None, None)}
     assert not {"It parks", "It creeps", "It speeds", "It weaves"} & titles({"final": final}, [], []).keys()
+
+
+def test_who_stands_where_the_recording_stands_does_not_park():
+    queue = {"recording": reference(standing=0.3)}
+    assert "It parks" not in titles({"final": evaluation(standing=0.4)}, [], [], queue)
+    assert "It parks" in titles({"final": evaluation(standing=0.6)}, [], [], queue)
+
+
+def rewarded(reward):
+    return evaluation() | {"reward": value(reward)}
+
+
+@pytest.mark.parametrize(
+    ("ahead", "title", "level"),
+    [
+        ((0.1, 0.3), "The reward ranks those below that avoid driving", "good"),
+        ((-0.1, 0.3), "The reward does not tell this policy from creeping", "watch"),
+        ((-0.3, -0.1), "The reward prefers creeping to this policy", "bad"),
+    ],
+)
+def test_a_reward_that_pays_for_creeping_is_told(ahead, title, level):
+    found = signs({"final": rewarded(-0.5)}, [], [], {"parking": reference(), "creeping": reference(ahead=ahead)})
+    texts = {s.title: s for s in found}
+    assert texts[title].level == level
+    assert texts[title].text.startswith("parking -1.000, creeping -1.000; this policy -0.500.")
+
+
+def test_a_reward_that_preferred_creeping_before_training_is_told_too():
+    evaluations = {"warm_start": rewarded(-2.0), "final": rewarded(0.5)}
+    creeping = reference()
+    creeping["ahead"]["warm_start"]["reward"] = value(-1.0, -1.2, -0.8)
+    found = titles(evaluations, [], [], {"creeping": creeping})
+    assert found["The reward prefers creeping to the warm start"] == "watch"
+    assert found["The reward ranks those below that avoid driving"] == "good"
 
 
 def test_events_that_rise_or_fall_are_told_with_both_shares():

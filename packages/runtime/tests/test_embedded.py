@@ -265,6 +265,29 @@ def test_an_event_that_is_not_in_end_on_freezes_without_ending():
     assert series(rows, "offroad_count").value[-1] == 0.0
 
 
+@pytest.mark.parametrize("end_on", [["collision", "offroad", "goal"], []])
+def test_a_car_that_crashed_falls_behind_the_recording_until_the_horizon(end_on):
+    # Contact 6 m after the handover, in tick 3 of 0.2 s; at ticks 4 to 8 the recording is at 8, 10, … 16 m.
+    asked = {"measures": ["distance_to_gt_stranded_m"], "end_on": end_on}
+    rows = one(straight_drive(users=[wall_at(8.5)]), horizon=8, **asked)
+    behind = series(rows, "distance_to_gt_stranded_m")
+    np.testing.assert_allclose(behind.value, [2.0, 4.0, 6.0, 8.0, 10.0], atol=1e-6)
+    contact_us = series(rows, "distance_to_gt_m").time_us[3]
+    assert (behind.time_us - contact_us).tolist() == [200_000 * k for k in (1, 2, 3, 4, 5)]
+
+
+@pytest.mark.parametrize("horizon", [8, 99])
+def test_who_drives_to_the_horizon_or_the_goal_is_not_stranded(horizon):
+    rows = one(straight_drive(), horizon=horizon, measures=["distance_to_gt_stranded_m"])
+    assert ended(rows) == {8: "HORIZON", 99: "GOAL"}[horizon]
+    assert len(series(rows, "distance_to_gt_stranded_m").value) == 0
+
+
+def test_what_a_crash_misses_is_measured_for_those_who_ask():
+    rows = one(straight_drive(users=[wall_at(8.5)]))
+    assert "distance_to_gt_stranded_m" not in rows[-1].episode_measures[0]
+
+
 # ---------------------------------------------------------------- where a drive starts
 
 

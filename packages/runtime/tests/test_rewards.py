@@ -187,6 +187,13 @@ def test_distance_to_gt_is_the_root_mean_square_paid_at_the_end():
     assert term.end(episode(distance_to_gt_m=distances)) == pytest.approx(2.886751, abs=1e-6)
 
 
+def test_distance_to_gt_counts_what_a_crash_leaves_undriven():
+    term = DistanceToGtConfig().build(spec("distance_to_gt_m", "distance_to_gt_stranded_m"))
+    made = episode(distance_to_gt_m=series(0.0, 1.0), distance_to_gt_stranded_m=series(3.0, 5.0))
+    # sqrt((0 + 1 + 9 + 25) / 4) = 2.95804; the drive alone would have 0.70711
+    assert term.end(made) == pytest.approx(2.958040, abs=1e-6)
+
+
 @pytest.mark.parametrize("measures", [{"distance_to_gt_m": series(None, None)}, {}])
 def test_distance_to_gt_without_a_sample_is_an_error_not_zero(measures):
     term = DistanceToGtConfig().build(spec("distance_to_gt_m"))

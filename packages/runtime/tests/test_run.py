@@ -515,6 +515,31 @@ def test_a_checkpoint_is_evaluated_as_it_was_trained(trained, tmp_path):
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
 
 
+def test_references_drive_the_same_scenes_and_policies_are_held_against_them(tmp_path):
+    embedded = {
+        "simulator": {"type": "embedded", "control_period_us": 200_000},
+        "policy": {"type": "constant_speed", "speed_factor": 0.0},
+        "dataset": {"train_scenes": 1, "val_scenes": 1, "test_scenes": 3},
+    }
+    summary = Run(configure(**embedded), tmp_path).evaluate().summary
+    found = summary["references"]
+    assert list(found) == ["recording", "parking", "creeping", "weaving"]
+    # The policy is the one that parks: nobody is ahead.
+    final = summary["evaluations"]["final"]
+    assert found["parking"]["driving_score"]["mean"] == final["driving_score"]["mean"]
+    assert found["parking"]["ahead"]["final"]["reward"] == {"mean": 0.0, "low": 0.0, "high": 0.0, "n": 3}
+    behind = final["driving_score"]["mean"] - found["recording"]["driving_score"]["mean"]
+    assert found["recording"]["ahead"]["final"]["driving_score"]["mean"] == pytest.approx(behind)
+    assert behind < 0.0
+    # A second process finds them driven; without the option nobody drives.
+    again = Notes()
+    assert Run(configure(**embedded), tmp_path, again).evaluate().summary["references"] == found
+    assert again.stages == []
+    off = embedded | {"evaluation": {"bootstrap": 100, "videos": False, "references": False}}
+    (tmp_path / "off").mkdir()
+    assert "references" not in Run(configure(**off), tmp_path / "off").evaluate().summary
+
+
 def test_evaluate_drives_the_split_that_was_asked_for(trained, tmp_path):
     dataset = {"train_scenes": 4, "val_scenes": 2, "test_scenes": 3, "split": "val"}
     Run(configure(dataset=dataset, checkpoint={"path": str(trained)}), tmp_path).evaluate()

@@ -195,6 +195,8 @@ class EvaluationSection:
         every_updates: training steps between evaluations on val, which choose the best checkpoint; 0: none.
         bootstrap: resamples behind an interval.
         videos: whether the best, median and worst drive of the final evaluation are driven again and filmed.
+        references: whether the recording and policies that park, creep and weave drive its scenes too, for the report;
+            in the embedded world only, where that takes seconds.
         samples: open-loop worlds only: plans drawn a scene and seed, for the minADE family; 0 takes the mean plan.
         temperature, top_p: of these draws; the defaults are the published ones.
 
@@ -204,6 +206,7 @@ class EvaluationSection:
     every_updates: int = 10
     bootstrap: int = 2000
     videos: bool = True
+    references: bool = True
     samples: int = 0
     temperature: float = 0.6
     top_p: float = 0.98

@@ -10,9 +10,10 @@ from typing import Any
 
 from alpagym_host.report.figures import COLOURS, SHADES, Line, Picture, bars, drive, lines, shares
 from alpagym_host.report.run_data import NAMES, RESAMPLES, RunData
-from alpagym_host.report.signs import signs
+from alpagym_host.report.signs import manner, signs
 from alpagym_plugins import ConfigError
 from alpagym_runtime.files import write_atomic
+from alpagym_runtime.rollouts.references import RECORDING
 from alpagym_runtime.rollouts.statistics import compare
 from alpagym_runtime.secrets import redacted
 from alpagym_runtime.telemetry.metrics import describe
@@ -43,7 +44,7 @@ def page(runs: Sequence[RunData]) -> str:
     environment = Environment(
         loader=PackageLoader("alpagym_host.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {"interval": interval, "percent": percent, "number": number}
+    environment.filters |= {"interval": interval, "percent": percent, "share": share, "number": number}
     names = ["A", "B"][: len(runs)]
     return environment.get_template("report.html.j2").render(
         title=" and ".join(run.name for run in runs),
@@ -72,6 +73,11 @@ def percent(value: Mapping[str, Any] | None, sign: bool = False) -> str:
     """A share with its interval, in percent."""
     text = interval(value, sign, 100.0, 1)
     return text if text == "–" else f"{text} %"
+
+
+def share(value: Mapping[str, Any]) -> str:
+    """A share in whole percent, or a dash."""
+    return "–" if value["mean"] is None else f"{100 * value['mean']:.0f} %"
 
 
 def number(value: Any, digits: int = 3) -> str:
@@ -107,8 +113,9 @@ def _run(run: RunData, letter: str, colour: str) -> dict[str, Any]:
         "name": run.name,
         "facts": facts,
         "tiles": _tiles(run),
-        "signs": signs(run.evaluations, run.comparisons, run.training()),
+        "signs": signs(run.evaluations, run.comparisons, run.training(), run.references),
         "evaluations": [(NAMES[name], evaluation) for name, evaluation in shown.items()],
+        "manners": _manners(run),
         "families": _families(shown),
         "comparisons": [(NAMES[c["before"]], NAMES[c["after"]], c) for c in _distinct(run)],
         "last_is_best": _last_is_best(run),
@@ -124,6 +131,13 @@ def _workers(summary: Mapping[str, Any]) -> dict[str, str]:
     found = summary["workers"]
     text = f"{found['count']}, {found['restarts']} restarts, {found['lost']} episodes lost and driven again"
     return {"workers": text}
+
+
+def _manners(run: RunData) -> list[tuple[str, dict[str, Any], str]]:
+    """Who, a summary, and what that way of driving looks like: the policy's evaluations, then the references."""
+    recording = run.references.get(RECORDING)
+    found = [(NAMES[name], e) for name, e in run.shown().items()] + list(run.references.items())
+    return [(name, evaluation, ", ".join(manner(evaluation, recording)) or "–") for name, evaluation in found]
 
 
 def _distinct(run: RunData) -> list[dict[str, Any]]:

@@ -15,6 +15,8 @@ from alpagym_host.run_dir import open_existing
 from alpagym_plugins import ConfigError
 from alpagym_runtime.errors import CorruptFileError
 from alpagym_runtime.files import read_json
+from alpagym_runtime.rollouts.references import FILE as REFERENCES
+from alpagym_runtime.rollouts.references import hold_against
 from alpagym_runtime.rollouts.statistics import compare, summarise
 from alpagym_runtime.rollouts.table import FILE as TABLE
 from alpagym_runtime.rollouts.table import Row, read_rows
@@ -38,6 +40,7 @@ class RunData:
         rows: evaluated drives by evaluation.
         evaluations: their summaries.
         comparisons: of `final` and `best` with what training started from.
+        references: the recording and policies that cheat in the same scenes, as `hold_against` has them.
         videos: what `videos/final.json` says.
 
     """
@@ -49,6 +52,7 @@ class RunData:
     rows: dict[str, list[Row]]
     evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
     comparisons: list[dict[str, Any]] = field(default_factory=list)
+    references: dict[str, dict[str, Any]] = field(default_factory=dict)
     videos: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -92,6 +96,8 @@ def load_run(path: Path) -> RunData:
             run.comparisons.append(
                 {"before": before, "after": after, **compare([rows[before]], [rows[after]], RESAMPLES)}
             )
+    held = {name: rows[name] for name in NAMES if name in rows}
+    run.references = hold_against(read_rows(directory / REFERENCES), held, RESAMPLES)
     about = directory / "videos" / "final.json"
     run.videos = read_json(about) if about.is_file() else []
     return run

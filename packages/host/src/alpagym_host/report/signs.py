@@ -9,16 +9,22 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from alpagym_runtime.rollouts.references import CHEATS, RECORDING
+
 Level = Literal["good", "watch", "bad"]
 
 SLOW, FAST = 0.8, 1.1
 """Limits of the speed ratio."""
 STANDING = 0.25
-"""Limit of the share of the time below 0.5 m/s."""
+"""Limit of the share of the time below 0.5 m/s, above the recording's."""
 WEAVING_PER_S = 0.5
+"""Limit of changes between left and right a second, above the recording's."""
+MANNER = ("speed_ratio", "standing_share", "weaving_per_s")
 MANY = 0.2
 KL_LIMIT, KL_BLOW_UP = 0.05, 0.3
 ENOUGH_SCENES = 256
+BEFORE = {"warm_start": "the warm start", "start": "the untrained policy"}
+"""What training can have started from, the nearest first."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,7 @@ def signs(
     evaluations: Mapping[str, Mapping[str, Any]],
     comparisons: Sequence[Mapping[str, Any]],
     training: Sequence[Mapping[str, Any]],
+    references: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[Sign]:
     """What a person would look for, worst first.
 
@@ -41,12 +48,16 @@ def signs(
         evaluations: summaries by name.
         comparisons: of the last and the best weights with what training started from.
         training: lines of metrics.jsonl that are training steps.
+        references: what `hold_against` says of the recording and of policies that cheat; None where none drove.
 
     """
+    references = references or {}
     found = [*_gain(evaluations, comparisons)]
     final = evaluations.get("final")
     if final is not None:
-        found += [*_ends(final), *_manner(final), *_infrastructure(final), *_certainty(final)]
+        recording = references.get(RECORDING)
+        found += [*_ends(final), *_manner(final, recording), *_infrastructure(final), *_certainty(final)]
+        found += _cheats(evaluations, references)
     grpo = [row for row in training if "kl" in row or "groups" in row]
     if grpo:
         found += [*_updates(grpo), *_groups(grpo)]
@@ -58,10 +69,9 @@ def signs(
 
 
 def _gain(evaluations: Mapping[str, Mapping[str, Any]], comparisons: Sequence[Mapping[str, Any]]) -> Iterator[Sign]:
-    against = {"warm_start": "the warm start", "start": "the untrained policy"}
     last = next((c for c in comparisons if c["after"] == "final"), None)
     if last is not None and last["driving_score"]["mean"] is not None:
-        gain, than = last["driving_score"], against[last["before"]]
+        gain, than = last["driving_score"], BEFORE[last["before"]]
         text = f"Scene by scene {gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}] against {than}."
         if gain["low"] > 0.0:
             yield Sign("good", "It drives better than before training", text)
@@ -103,25 +113,91 @@ def _ends(final: Mapping[str, Any]) -> Iterator[Sign]:
             yield Sign(level, f"Many drives {words}", f"{100 * share:.1f} % of them.")
 
 
-def _manner(final: Mapping[str, Any]) -> Iterator[Sign]:
-    pace, standing = (final["drive"].get(name, {}).get("mean") for name in ("speed_ratio", "standing_share"))
-    if standing is not None and standing > STANDING:
-        text = f"It stands {100 * standing:.0f} % of the time: that avoids collisions at fault and gets nowhere."
-        yield Sign("bad", "It parks", text)
+def manner(evaluation: Mapping[str, Any], recording: Mapping[str, Any] | None = None) -> list[str]:
+    """What the manner of driving looks like: parks, creeps, speeds, weaves; empty for none of them.
+
+    Args:
+        evaluation: a summary.
+        recording: that of the recording in the same scenes; where it stands or turns, others may too.
+
+    """
+    pace, standing, weaving = (
+        _mean_of(evaluation, name) for name in ("speed_ratio", "standing_share", "weaving_per_s")
+    )
+    known = recording or {"drive": {}}
+    stands, turns = (_mean_of(known, name) or 0.0 for name in MANNER[1:])
+    words = {
+        "parks": standing is not None and standing > stands + STANDING,
+        "creeps": pace is not None and pace < SLOW,
+        "speeds": pace is not None and pace > FAST,
+        "weaves": weaving is not None and weaving > turns + WEAVING_PER_S,
+    }
+    return [word for word, holds in words.items() if holds]
+
+
+def _mean_of(evaluation: Mapping[str, Any], name: str) -> float | None:
+    found: float | None = evaluation["drive"].get(name, {}).get("mean")
+    return found
+
+
+def _manner(final: Mapping[str, Any], recording: Mapping[str, Any] | None) -> Iterator[Sign]:
+    words = manner(final, recording)
+    pace, standing, weaving = (_mean_of(final, name) for name in MANNER)
+
+    def beside(name: str, form: str) -> str:
+        there = None if recording is None else _mean_of(recording, name)
+        return "" if there is None else f" (the recording {there:{form}})"
+
+    if standing is not None and "parks" in words:
+        share = f"{standing:.0%} of the time{beside('standing_share', '.0%')}"
+        yield Sign("bad", "It parks", f"It stands {share}: that avoids collisions at fault and gets nowhere.")
     if pace is not None:
         text = f"It drives {pace:.2f} times as far as the recording in the same time"
-        if pace < SLOW:
+        if "creeps" in words:
             yield Sign("watch", "It creeps", f"{text}: caution that costs progress.")
-        elif pace > FAST:
+        elif "speeds" in words:
             yield Sign("watch", "It speeds", f"{text}: the score stops at 80 % progress, so nothing holds it back.")
         else:
             yield Sign("good", "It keeps the recording's pace", f"{text}.")
-    weaving = final["drive"].get("weaving_per_s", {}).get("mean")
     if weaving is not None:
-        text = (
-            f"{weaving:.2f} changes between left and right a second; above {WEAVING_PER_S} it swings from side to side."
-        )
-        yield Sign("bad", "It weaves", text) if weaving > WEAVING_PER_S else Sign("good", "It steers calmly", text)
+        often = f"{weaving:.2f} changes between left and right a second{beside('weaving_per_s', '.2f')}"
+        text = f"{often}; {WEAVING_PER_S} more than the recording is swinging from side to side."
+        yield Sign("bad", "It weaves", text) if "weaves" in words else Sign("good", "It steers calmly", text)
+
+
+def _cheats(
+    evaluations: Mapping[str, Mapping[str, Any]], references: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Sign]:
+    """Whether the reward, and the score, tell the policy from those that try to get away without driving."""
+    present = [name for name in CHEATS if name in references]
+    if not present:
+        return
+    before = next((name for name in BEFORE if name in evaluations), None)
+    held = {"final": "this policy", **({before: BEFORE[before]} if before else {})}
+    for key, noun in (("reward", "reward"), ("driving_score", "driving score")):
+        shares = ", ".join(f"{name} {_number(references[name][key]['mean'])}" for name in present)
+        for evaluation, who in held.items():
+            ahead = {name: references[name]["ahead"][evaluation][key] for name in present}
+            own = f"{shares}; {who} {_number(evaluations[evaluation][key]['mean'])}"
+            better = [n for n, a in ahead.items() if a["high"] is not None and a["high"] < 0.0]
+            close = [n for n, a in ahead.items() if n not in better and (a["low"] is None or a["low"] <= 0.0)]
+            if better:
+                level: Level = "bad" if evaluation == "final" else "watch"
+                title = f"The {noun} prefers {_list(better)} to {who}"
+                remedy = " Training for it leads there: choose another reward." if key == "reward" else ""
+                yield Sign(level, title, f"{own}.{remedy}")
+            if close:
+                yield Sign("watch", f"The {noun} does not tell {who} from {_list(close)}", f"{own}.")
+            if not better and not close and evaluation == "final":
+                yield Sign("good", f"The {noun} ranks those below that avoid driving", f"{own}.")
+
+
+def _list(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
 
 
 def _infrastructure(final: Mapping[str, Any]) -> Iterator[Sign]:

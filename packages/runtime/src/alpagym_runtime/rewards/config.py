@@ -68,7 +68,10 @@ class OffRoadConfig:
 
 @dataclass
 class DistanceToGtConfig:
-    """Root mean square of the distance in m to the recorded drive, from the handover on; paid at the end."""
+    """Root mean square of the distance in m to the recorded drive, from the handover to the horizon; paid at the end.
+
+    Where a contact or the road's edge ends a drive in the embedded world, the car counts as standing there.
+    """
 
     def build(self, simulator_spec: SimulatorSpec) -> RewardTerm:
         """The term for this simulator; ConfigError where it has no such measure."""

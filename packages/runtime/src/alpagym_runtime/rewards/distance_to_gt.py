@@ -1,4 +1,9 @@
-"""Distance to the recorded drive."""
+"""Distance to the recorded drive.
+
+A drive that crashes early must not come off best: where a world ends drives early and says what they then miss
+(`distance_to_gt_stranded_m`), those samples count too, with the car standing where it was. AlpaSim drives on, so its
+own samples go to the end.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +16,16 @@ from alpagym_runtime.rewards.base import Float, Term, require
 from alpagym_runtime.types import Decision, Episode, SimulatorSpec, TickBatch
 
 MEASURE = "distance_to_gt_m"
+STRANDED = "distance_to_gt_stranded_m"
 
 
 class DistanceToGt(Term):
-    """sqrt(mean(d²)) in m over the defined samples from the handover's on. Not additive, so paid with the last tick."""
+    """sqrt(mean(d²)) in m over the defined samples from the handover's to the horizon; paid with the last tick."""
 
     def __init__(self, simulator_spec: SimulatorSpec) -> None:
         self.needs = require(simulator_spec, "distance_to_gt", MEASURE)
+        # The embedded world computes this measure for whoever asks whether it is there.
+        self._stranded = STRANDED in simulator_spec.measures
 
     def tick(self, batch: TickBatch, decisions: Decision | None) -> Float:
         """[n] zeros."""
@@ -39,4 +47,6 @@ class DistanceToGt(Term):
                 code="UNDEFINED_MEASURE",
                 permanent=True,
             )
+        if self._stranded:
+            distances = np.concatenate([distances, episode.measures[STRANDED].value])
         return math.sqrt(float(np.mean(distances * distances)))

@@ -30,6 +30,8 @@ from alpagym_runtime.rollouts.launchers import make_launcher
 from alpagym_runtime.rollouts.open_loop import TARGET, evaluate_open_loop, summarise_open_loop
 from alpagym_runtime.rollouts.pool import WorkerPool
 from alpagym_runtime.rollouts.queue import FRESH, URGENT
+from alpagym_runtime.rollouts.references import FILE as REFERENCES
+from alpagym_runtime.rollouts.references import drive_references, hold_against, reference_spec
 from alpagym_runtime.rollouts.statistics import compare, summarise
 from alpagym_runtime.rollouts.table import FILE as TABLE
 from alpagym_runtime.rollouts.table import Row, read_rows, write_rows
@@ -93,6 +95,7 @@ class Run:
             launch = partial(make_launcher, config, directory)
             self.pool = WorkerPool(config, directory, self.transport, launch, self.reporter.note)
         self._rows: dict[str, list[Row]] = read_rows(directory / TABLE)
+        self._references: dict[str, list[Row]] = read_rows(directory / REFERENCES)
         self._summaries: dict[str, dict[str, Any]] = {}
         self._checkpoints = CheckpointStore(directory / "checkpoints", config.checkpoint.keep)
         # `evaluations`: name -> total_steps at which it was made, for every one that metrics.jsonl lists. `best`: the
@@ -148,6 +151,7 @@ class Run:
         def work() -> None:
             self.evaluate_policy("final", split)
             self._film("final", split)
+            self._refer(split)
 
         return self._finish("evaluate", work)
 
@@ -205,7 +209,8 @@ class Run:
         rollout, store = self.config.rollout, self.config.store
         record = purpose in store.record
         keep_frames, sink = record and store.frames == "arrived", self._record if record else None
-        if self.pool is not None:
+        # Workers have the run's policy and its expert; the references drive here.
+        if self.pool is not None and purpose != "reference":
             priority = URGENT if purpose == "evaluate" else FRESH
             world = self._cores.world_of(core)
             return self.pool.collector(world, policy, priority=priority, keep_frames=keep_frames, sink=sink)
@@ -254,6 +259,7 @@ class Run:
         self._evaluate_if_due(self._state["stage"], self._state["step"], self._state["step"])
         self.evaluate_policy("final")
         self._film("final", "test")
+        self._refer("test")
         best = self._state["best"]
         if best is None or "best" in self._rows:
             return
@@ -269,6 +275,25 @@ class Run:
         if "best" in self._rows:
             self._state["evaluations"]["best"] = best["total_steps"]
             self._log("evaluate/best", best["total_steps"], _evaluation_numbers(self.evaluation_summary("best")))
+
+    def _refer(self, split: str) -> None:
+        """Drive the scenes of the final evaluation with the reference policies, unless the directory has that."""
+        if not self.config.evaluation.references or self.config.simulator.type != "embedded" or self._references:
+            return
+        evaluation = self.config.evaluation
+        core = self.core(split, reference_spec())
+        self.reporter.stage("references", 4 * len(core.spec.scenes) * len(evaluation.seeds), "drives")
+
+        def watch(_: Episode) -> None:
+            self.reporter.advance()
+            self.check_stop()
+
+        def drive(policy: Policy) -> list[Row]:
+            collector = self.collector(core, policy, purpose="reference")
+            return evaluate(collector, core.spec.scenes, evaluation.seeds, self.config.expected_valid_steps, watch)
+
+        self._references = drive_references(drive)
+        write_rows(self.directory / REFERENCES, self._references)
 
     def _film(self, name: str, split: str) -> None:
         """Film drives of an evaluation, unless the directory has those videos already."""
@@ -576,6 +601,10 @@ class Run:
             summary["workers"] = self.pool.summary()
             for name in ("cpu_s", "peak_rss_bytes"):
                 summary[name] += summary["workers"][name]
+        if self._references:
+            shown = ("start", "warm_start", "final", "best")
+            held = {name: group for name, group in rows.items() if name in shown}
+            summary["references"] = hold_against(self._references, held, resamples)
         before = rows.get("warm_start") or rows.get("start")
         if self._state["best"] is not None:
             summary["best"] = self._state["best"]

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from alpagym_runtime.geometry import Area, rig_to_local, wrap_angle
 from alpagym_runtime.simulators.embedded.lane_map import LaneMap
 from alpagym_runtime.simulators.embedded.scene import STEP_US
+from alpagym_runtime.simulators.embedded.stranded import STRANDED
 from alpagym_runtime.types import MeasureSeries
 
 Float = NDArray[np.float64]
@@ -72,13 +73,13 @@ FULL_SCORE_PROGRESS = 0.8
 
 
 class MeasuresOnDemand(dict[str, Literal["tick", "end"]]):
-    """A simulator's measures, to which those of AlpaSim's family join when somebody asks whether they are there.
+    """A simulator's measures, to which those of AlpaSim's family and `STRANDED` join when somebody asks for them.
 
     They cost more than a tick, so only those that a reward term or the config names are computed.
     """
 
     def __contains__(self, name: object) -> bool:
-        if name in NAMES and not super().__contains__(name):
+        if (name in NAMES or name == STRANDED) and not super().__contains__(name):
             self[str(name)] = "end"
         return super().__contains__(name)
 

@@ -39,6 +39,7 @@ from alpagym_runtime.simulators.embedded.plan_delay import PlanDelay
 from alpagym_runtime.simulators.embedded.recorder import Recorder
 from alpagym_runtime.simulators.embedded.scene import STEP_US, Scene
 from alpagym_runtime.simulators.embedded.scene_bank import ACTOR, ACTOR_N, SceneBank
+from alpagym_runtime.simulators.embedded.stranded import STRANDED, stranded
 from alpagym_runtime.telemetry.timers import timed
 from alpagym_runtime.types import (
     Decision,
@@ -145,7 +146,7 @@ class EmbeddedSimulator:
         for name in config.measures:
             if name not in measures:
                 raise ConfigError(
-                    f"no measure {name!r}; there are {', '.join((*state.MEASURES, *ALPASIM_MEASURES))}",
+                    f"no measure {name!r}; there are {', '.join((*state.MEASURES, STRANDED, *ALPASIM_MEASURES))}",
                     key="simulator.measures",
                 )
         self.spec = SimulatorSpec(
@@ -436,12 +437,17 @@ class EmbeddedSimulator:
             name: MeasureSeries(times, values[m], valid[m], _AGGREGATION.get(name, "last"))  # type: ignore[arg-type]
             for m, name in enumerate(state.MEASURES)
         }
+        if self.spec.measures.get(STRANDED):
+            request = self.request(slot)
+            last = int(self._slots.handover[slot]) + request.horizon_ticks * self._inner
+            log, distance = self._bank[request.scene_id].ego_log, out["distance_to_gt_m"]
+            out[STRANDED] = stranded(self._slots, slot, log, distance, last, self._inner)
         record = self._recorder.finish(slot, self._slots)
         return out if record is None else out | alpasim_measures(record, self._late_measures())
 
     def _late_measures(self) -> list[str]:
         """Those of AlpaSim's measures that somebody asked for."""
-        return [name for name, when in self.spec.measures.items() if when == "end"]
+        return [name for name, when in self.spec.measures.items() if when == "end" and name != STRANDED]
 
     def _room(self, count: int) -> tuple[tuple, tuple, tuple]:
         """Arrays for the observations of so many slots, as `deliver` fills them."""
