@@ -17,7 +17,6 @@ from alpagym_runtime.simulators.embedded.road_scenes import make_road_scene
 from alpagym_runtime.simulators.embedded.scene import KINDS, Actors
 from alpagym_runtime.simulators.embedded.scene_bank import SceneBank, arc_lengths
 from alpagym_runtime.simulators.embedded.start_speeds import meet_at_merge, with_room_to_brake
-from alpagym_runtime.simulators.embedded.traffic import columns
 from alpagym_runtime.simulators.embedded.traffic.following import idm
 from alpagym_runtime.testing.scenes import straight_drive
 
@@ -293,9 +292,3 @@ def test_road_users_of_everyday_scenes_do_not_touch():
             for contact in touches(scene.actors.tracks.transpose(1, 0, 2), there, list(scene.agents))
             if max(scene.agents[a].desired_speed_mps for a in contact[1:]) > 0.0
         ], scene.scene_id
-
-
-def test_columns_have_room():
-    around, seen = columns.make_view()
-    assert around.shape[0] == 8
-    assert len(seen) == around.shape[1]

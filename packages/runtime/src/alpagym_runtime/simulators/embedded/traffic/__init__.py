@@ -156,7 +156,7 @@ def _decide(
             continue
         if around[ON_FOOT, a] > 0.0:
             state[a, ACCELERATION] = walk(
-                paths, meta, numbers, stops, signals, cycle, yellow, state, around, others, a, time_s
+                paths, meta, numbers, stops, signals, cycle, yellow, state, around, seen, others, a, time_s
             )
         else:
             state[a, ACCELERATION] = _drive(
@@ -213,10 +213,10 @@ def _drive(paths, meta, numbers, stops, signals, cycle, yellow, state, leaders, 
         desired = math.sqrt(BEND_MPS2 / bend)
     leader, gap, pace = leaders[a], 1e9, 0.0
     if (step + a) % SEARCH_EVERY == 0 or step == 1:
-        leader, gap = search(paths, first, last, a, arc, target, around, seen, others)
+        leader, gap = search(paths, first, last, a, arc, target, offset, around, seen, others, leader)
         if offset != target:
             # Between lanes both count.
-            here, near = search(paths, first, last, a, arc, offset, around, seen, others)
+            here, near = search(paths, first, last, a, arc, offset, offset, around, seen, others, NOBODY)
             if near < gap:
                 leader, gap = here, near
         leaders[a] = leader

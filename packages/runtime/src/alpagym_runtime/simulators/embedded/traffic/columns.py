@@ -30,5 +30,5 @@ SIGHT_M = 55.0
 
 @kernel
 def make_view():
-    """Room for what the agents of one slot see: (around [8,MAX_ACTORS + 1], seen [MAX_ACTORS + 1])."""
-    return np.empty((8, MAX_ACTORS + 1)), np.empty(MAX_ACTORS + 1, np.uint8)
+    """Room for what the agents of one slot see: (around [8,MAX_ACTORS + 1], seen [S], S ≥ MAX_ACTORS + 1)."""
+    return np.empty((8, MAX_ACTORS + 1)), np.zeros((MAX_ACTORS // 8 + 1) * 8, np.uint8)

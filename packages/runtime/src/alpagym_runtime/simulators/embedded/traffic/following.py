@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from alpagym_runtime.kernels import inlined
 from alpagym_runtime.simulators.embedded.traffic.columns import (
     COS,
@@ -25,6 +27,9 @@ ACCELERATE_MPS2, BRAKE_MPS2, HARDEST_MPS2 = 1.6, 2.2, -8.0
 COMFORT_MPS2 = 2.0 * math.sqrt(ACCELERATE_MPS2 * BRAKE_MPS2)
 HEADWAY_S, STANDSTILL_M = 1.2, 2.0
 SIDE_MARGIN_M = 0.25
+WALKS_MPS, STEP_IN_S = 0.3, 1.5
+"""Who walks faster is where he will be so much later, too."""
+SPARE_M, NEAR_M = 3.0, 20.0
 
 
 @inlined
@@ -85,33 +90,61 @@ def gap_to(paths, first, last, arc, offset, around, a, o):
     """Free distance m along a path to a road user who is in the corridor or about to step into it; 1e9 if neither."""
     dx, dy = around[X, o] - around[X, a], around[Y, o] - around[Y, a]
     gap = _gap_at(paths, first, last, arc, offset, around, a, o, dx, dy)
-    if gap >= 1e9 and around[ON_FOOT, o] * around[PACE, o] > 0.3:
-        reach = 1.5 * around[PACE, o]
+    if gap >= 1e9 and around[ON_FOOT, o] * around[PACE, o] > WALKS_MPS:
+        reach = STEP_IN_S * around[PACE, o]
         dx, dy = dx + reach * around[COS, o], dy + reach * around[SIN, o]
         gap = _gap_at(paths, first, last, arc, offset, around, a, o, dx, dy)
     return gap
 
 
 @inlined
-def search(paths, first, last, a, arc, offset, around, seen, others):
-    """Nearest road user in the corridor `offset` m left of an agent's path: (column of around, gap m)."""
+def search(paths, first, last, a, arc, offset, aside, around, seen, others, likely):
+    """Nearest road user in the corridor `offset` m left of an agent's path: (column of around, gap m).
+
+    `aside` is how far left of the path the agent is, and `likely` who it may be: that one is looked at first, and the
+    nearer it is, the fewer others. Of two at the same distance it is the first.
+    """
+    mx, my = around[X, a], around[Y, a]
+    best, leader = 1e9, NOBODY
+    if likely != NOBODY and max(abs(around[X, likely] - mx), abs(around[Y, likely] - my)) <= SIGHT_M:
+        best = gap_to(paths, first, last, arc, offset, around, a, likely)
+        if best < 1e9:
+            leader = likely
+    # Who is found near spares looking farther.
+    for within in (min(best, NEAR_M), best):
+        _look_ahead(a, within + abs(offset) + abs(aside), around, seen, others)
+        for word in range(others // 8 + 1):
+            if seen.view(np.uint64)[word] == 0:
+                continue
+            for o in range(8 * word, min(8 * word + 8, others)):
+                if seen[o] == 0 or o == likely:
+                    continue
+                gap = gap_to(paths, first, last, arc, offset, around, a, o)
+                if gap < best or (gap == best and o < leader):
+                    best, leader = gap, o
+        if best <= within:
+            break
+    return leader, best
+
+
+@inlined
+def _look_ahead(a, within, around, seen, others):
+    """Mark who may be in an agent's corridor at a free distance of `within` m, or about to step into it.
+
+    Along a path nobody is nearer than straight, but for the halves of both sizes and the metre between a path's points.
+    """
     mx, my, cos, sin = around[X, a], around[Y, a], around[COS, a], around[SIN, a]
-    # Who may be there at all; without branches, for several at a time.
+    spare = within + SPARE_M + (around[LONG, a] + around[WIDE, a]) / 2.0
+    # Without branches, for several at a time.
     for o in range(others):
         dx, dy = around[X, o] - mx, around[Y, o] - my
         along, across = dx * cos + dy * sin, dy * cos - dx * sin
-        near = (abs(dx) <= SIGHT_M) & (abs(dy) <= SIGHT_M)
+        walks = around[ON_FOOT, o] * around[PACE, o]
+        reach = min(SIGHT_M, spare + 0.71 * (around[LONG, o] + around[WIDE, o]) + STEP_IN_S * walks)
+        near = (abs(dx) <= reach) & (abs(dy) <= reach)
         ahead = (along >= 0.0) & (along <= SIGHT_M) & (abs(across) <= along + 4.0)
-        seen[o] = near & (ahead | (around[ON_FOOT, o] * around[PACE, o] > 0.3))
+        seen[o] = near & (ahead | (walks > WALKS_MPS))
     seen[a] = 0
-    best, leader = 1e9, NOBODY
-    for o in range(others):
-        if seen[o] == 0:
-            continue
-        gap = gap_to(paths, first, last, arc, offset, around, a, o)
-        if gap < best:
-            best, leader = gap, o
-    return leader, best
 
 
 @inlined

@@ -38,13 +38,16 @@ def consider_lane(paths, meta, numbers, stops, state, around, seen, others, a, d
     first, last, width = meta[a, PATH], meta[a, PATH_N] - 2, numbers[a, LANE_WIDTH]
     arc, speed, offset = state[a, ARC], state[a, SPEED], state[a, OFFSET]
     best, target = now + 0.4, 0.0
+    if idm(speed, desired, 1e9, 0.0) <= best:
+        return
     # Where it comes from it still brakes for a while.
     slower = max(speed + min(now, 0.0), 0.0)
     for side in (1, -1):
         lane = state[a, LANE] + side
         if lane > meta[a, LANES_LEFT] or -lane > meta[a, LANES_RIGHT]:
             continue
-        leader, gap = search(paths, first, last, a, arc, offset + side * width, around, seen, others)
+        there = offset + side * width
+        leader, gap = search(paths, first, last, a, arc, there, offset, around, seen, others, NOBODY)
         pace = pace_along(around, a, leader) if leader != NOBODY else 0.0
         gain = idm(speed, desired, gap, speed - pace)
         if gain <= best or gap < 6.0 + 0.5 * speed:
@@ -68,6 +71,7 @@ def consider_lane(paths, meta, numbers, stops, state, around, seen, others, a, d
             pace = around[PACE, o]
             if -along < reach + 3.0 + max(pace - slower, 0.0) * 2.5 + 0.3 * pace:
                 room = False
+                break
         if room:
             best, target = gain, float(side)
     if target != 0.0:

@@ -53,7 +53,7 @@ STRIDE_M = 0.8
 
 
 @inlined
-def walk(paths, meta, numbers, stops, signals, cycle, yellow, state, around, others, a, time_s):
+def walk(paths, meta, numbers, stops, signals, cycle, yellow, state, around, seen, others, a, time_s):
     """Acceleration of somebody on foot: to the desired pace; at the kerb perhaps waits for a gap or for green."""
     pace = numbers[a, DESIRED]
     first, count, k = meta[a, STOP], meta[a, STOP_N], int(state[a, NEXT_STOP])
@@ -68,13 +68,13 @@ def walk(paths, meta, numbers, stops, signals, cycle, yellow, state, around, oth
         if wait:
             pace = 0.0
     if pace > 0.0:
-        pace = _among_others(paths, meta, numbers, state, around, others, a, pace)
+        pace = _among_others(paths, meta, numbers, state, around, seen, others, a, pace)
     # A walker stops within a step.
     return min(max((pace - state[a, SPEED]) / 0.3, -4.0), 2.0) if pace > 0.0 else -state[a, SPEED] / STEP_S
 
 
 @inlined
-def _among_others(paths, meta, numbers, state, around, others, a, pace):
+def _among_others(paths, meta, numbers, state, around, seen, others, a, pace):
     """The pace m/s that others leave to somebody on foot; he also steps aside here."""
     x, y, cos, sin = around[X, a], around[Y, a], around[COS, a], around[SIN, a]
     first, last, offset, track = meta[a, PATH], meta[a, PATH_N] - 2, state[a, OFFSET], numbers[a, LATERAL]
@@ -83,11 +83,16 @@ def _among_others(paths, meta, numbers, state, around, others, a, pace):
     ways = ((next_x - x) / STRIDE_M, (next_y - y) / STRIDE_M), (cos, sin)
     allowed, nearest, aside, left_free, right_free = pace, 1e9, track, True, True
     # Who does not wait for cars does not look at the ego either: it has to look out.
-    for o in range(others if meta[a, YIELDS] != 0 else others - 1):
-        dx, dy = around[X, o] - x, around[Y, o] - y
+    count = others if meta[a, YIELDS] != 0 else others - 1
+    # Most are far; without branches, for several at a time.
+    for o in range(count):
         reach = 4.0 + around[LONG, o] / 2.0
-        if o == a or abs(dx) > reach or abs(dy) > reach:
+        seen[o] = (abs(around[X, o] - x) <= reach) & (abs(around[Y, o] - y) <= reach)
+    seen[a] = 0
+    for o in range(count):
+        if seen[o] == 0:
             continue
+        dx, dy = around[X, o] - x, around[Y, o] - y
         if around[ON_FOOT, o] == 0.0:
             if _about_to_touch(x, y, cos, sin, pace, around, o):
                 allowed = 0.0
