@@ -29,7 +29,7 @@ from alpagym_runtime.run_config import DatasetSection
 from alpagym_runtime.simulators.embedded.archive import JSON_BYTES_MAX
 from alpagym_runtime.simulators.embedded.config import EmbeddedConfig
 from alpagym_runtime.simulators.embedded.dataset import open_source
-from alpagym_runtime.simulators.embedded.lane_map import Agent, Lane, LaneMap, Signals, Stop
+from alpagym_runtime.simulators.embedded.lane_map import MERGE, ZEBRA, Agent, Lane, LaneMap, Signals, Stop
 from alpagym_runtime.simulators.embedded.map_placement import east_north_up
 from alpagym_runtime.simulators.embedded.opendrive_writer import write_opendrive
 from alpagym_runtime.simulators.embedded.scene import KINDS, Actors, Scene, Vehicle
@@ -64,7 +64,12 @@ def small_scene(scene_id="made", lane_map=None, steps=40, handover=16):
     tracks[1, 5:16] = [50.0, 6.0, -1.5, 1.25]
     tracks[2] = [80.0, -6.0, 0.3, 0.0]
     path = np.column_stack([np.arange(200.0), np.full(200, -1.75)])
-    stops = (Stop(150.0, 0), Stop(160.0, -1, (160.0, 1.0)))
+    stops = (
+        Stop(150.0, 0),
+        Stop(160.0, -1, (160.0, 1.0)),
+        Stop(170.0, ZEBRA, (173.0, 0.0)),
+        Stop(190.0, MERGE, (190.0, -1.75)),
+    )
     agents = (
         Agent(path, 60.0, 9.0, 12.0, 0, 4.5, 1.8, 0.1, 1, 0, 3.25, stops),
         Agent(path[:50], 1.0, 1.25, 1.5, KINDS.index("pedestrian"), 0.6, 0.6, yields_to_cars=True),
@@ -279,6 +284,7 @@ def first_track(data):
         ("alpagym.json", lambda d: d["area"]["segments"][0].__setitem__(1, 1e300), "area.segments[0, 1]: not a finite"),
         ("alpagym.json", lambda d: d["agents"].pop(), "2 agents for 3 actors"),
         ("alpagym.json", lambda d: d["agents"][0]["stops"][0].__setitem__(1, 7), "stops[0][1]: 7, expected a whole"),
+        ("alpagym.json", lambda d: d["agents"][0]["stops"][0].__setitem__(1, -4), "stops[0][1]: -4, expected a whole"),
         ("alpagym.json", lambda d: d["signals"].update(cycle_s=0.0), "greens must start before they end"),
         ("alpagym.json", lambda d: d["tracks"]["kinds"].__setitem__(0, "tank"), "kinds[0]: 'tank', expected car |"),
         ("alpagym.json", lambda d: d["vehicle"].update(wings=2), "vehicle: 'wings' is not known"),

@@ -35,7 +35,9 @@ from alpagym_runtime.simulators.embedded.scene_bank import (
     SPEED_LIMIT,
     WIDTH,
 )
-from alpagym_runtime.simulators.embedded.traffic import STOP_ARC, STOP_GROUP, forecast, signal_state
+from alpagym_runtime.simulators.embedded.traffic import forecast
+from alpagym_runtime.simulators.embedded.traffic.columns import STOP_ARC, STOP_GROUP
+from alpagym_runtime.simulators.embedded.traffic.right_of_way import signal_state
 from alpagym_runtime.simulators.embedded.vehicle import STEP_S
 
 ACCELERATIONS = np.array([2.0, 1.0, 0.4, 0.0, -0.7, -1.5, -2.5, -4.0, -6.0, -8.0])

@@ -6,6 +6,7 @@ Plain data in the scene's local frame (m, rad). The world's kernels see parts of
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -17,6 +18,9 @@ Float = NDArray[np.float64]
 
 GREEN, YELLOW, RED = 1, 2, 3
 """Signal states, as `actors_rig` gives them; 0 is no signal."""
+
+ZEBRA, MERGE = -2, -3
+"""Instead of a stop's signal group: people who want to cross go first; lanes become one here, by turns."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,15 @@ class LaneMap:
     buildings: tuple[Building, ...] = ()
     trees: Float = field(default_factory=lambda: np.zeros((0, 3)))
 
+    @cached_property
+    def predecessors(self) -> dict[int, list[int]]:
+        """Which lanes go on as a lane, for those that some do."""
+        found: dict[int, list[int]] = {}
+        for lane in self.lanes:
+            for successor in lane.successors:
+                found.setdefault(successor, []).append(lane.lane_id)
+        return found
+
     def area(self) -> Area:
         """The drivable area."""
         return area_from_polygons(list(self.surface))
@@ -123,8 +136,9 @@ class Stop:
 
     Attributes:
         arc_m: arc length of the stop line on the path.
-        signal_group: waits while this group is not green; -1: none.
-        conflict: x, y m where its path meets traffic that goes first; NaN: none (a signal only).
+        signal_group: waits while this group is not green; -1: none; or ZEBRA or MERGE.
+        conflict: x, y m where its path meets traffic that goes first, a zebra's middle, or where lanes become one, the
+            same point for all whom it concerns; NaN: none (a signal only).
 
     """
 

@@ -23,6 +23,7 @@ from alpagym_runtime.simulators.embedded.population import EgoStart, Population
 from alpagym_runtime.simulators.embedded.recording import record
 from alpagym_runtime.simulators.embedded.scene import STEP_US, Actors, Scene, Vehicle
 from alpagym_runtime.simulators.embedded.scene_files import near
+from alpagym_runtime.simulators.embedded.start_speeds import with_room_to_brake
 
 Float = NDArray[np.float64]
 
@@ -115,7 +116,7 @@ class MapScenes:
         )
         population.fill(SPACING_M)
         route, stops, _ = path.cut(start - ROUTE_BEHIND_M, start + ROUTE_MAX_M)
-        agents = tuple(population.agents)
+        agents = tuple(with_room_to_brake(population.agents))
         tracks = np.zeros((len(agents), HISTORY_STEPS + DRIVE_STEPS + 1, 4))
         zeros = np.zeros(len(agents), np.int64)
         scene = Scene(

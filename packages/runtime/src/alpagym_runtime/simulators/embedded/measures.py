@@ -28,7 +28,8 @@ from alpagym_runtime.simulators.embedded.state import (
     TO_GT,
     YAW_RATE,
 )
-from alpagym_runtime.simulators.embedded.traffic import STOP_ARC, STOP_GROUP, signal_state
+from alpagym_runtime.simulators.embedded.traffic.columns import STOP_ARC, STOP_GROUP
+from alpagym_runtime.simulators.embedded.traffic.right_of_way import signal_state
 from alpagym_runtime.simulators.embedded.vehicle import (
     EGO_ACCELERATION,
     EGO_LATERAL,

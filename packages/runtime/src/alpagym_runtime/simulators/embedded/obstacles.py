@@ -41,7 +41,8 @@ def slow_leader(place: Placement) -> None:
     kind, length, width = place.size()
     pace = place.ego.speed_mps * float(place.rng.uniform(0.3, 0.65))
     at = place.ego.start_m + 16.0 + 1.2 * place.ego.speed_mps + float(place.rng.uniform(0.0, 25.0))
-    leader = place.on_path(place.ego.path, at, pace, pace, kind, length, width)
+    speed = min(pace, place.start_speed(place.ego.path, at + length / 2.0))
+    leader = place.on_path(place.ego.path, at, speed, pace, kind, length, width)
     if place.fits_ego(leader):
         place.add(replace(leader, lanes_left=0, lanes_right=0))
 
@@ -103,7 +104,8 @@ def sudden_stop(place: Placement) -> bool:
     else:
         pace = float(place.rng.uniform(0.7, 2.5))
         added = place.add(place.on_path(ego.path, clear, pace, pace, CAR, 4.6, 1.85))
-    leader = place.on_path(ego.path, leader_m, ego.speed_mps, ego.speed_mps * 1.1, CAR, 4.6, 1.85)
+    speed = min(ego.speed_mps, place.start_speed(ego.path, leader_m + 2.3))
+    leader = place.on_path(ego.path, leader_m, speed, ego.speed_mps * 1.1, CAR, 4.6, 1.85)
     return place.add(leader, 0.5) or added
 
 
@@ -121,4 +123,7 @@ def cut_in(place: Placement) -> bool:
     line = offset(with_yaw(ego.path.points), side * width * (1.0 - blend((arcs - begin) / lasts)))
     # Its arc lengths differ from the ego's by less than a metre.
     path = Path(line[:, :2], ego.path.lanes, ego.path.stops, 0, 0)
-    return place.add(place.on_path(path, start, pace, pace, CAR, 4.5, 1.85), 0.3)
+    added = place.add(place.on_path(path, start, pace, pace, CAR, 4.5, 1.85), 0.3)
+    # Nobody else is where it will come in.
+    place.keep_free(ego.path.points, start - 10.0, start + 16.0)
+    return added

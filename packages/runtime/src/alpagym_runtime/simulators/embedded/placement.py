@@ -11,11 +11,12 @@ import shapely
 from numpy.typing import NDArray
 
 from alpagym_runtime.geometry import boxes_overlap
-from alpagym_runtime.simulators.embedded.lane_map import GREEN, Agent
+from alpagym_runtime.simulators.embedded.lane_map import GREEN, MERGE, ZEBRA, Agent
 from alpagym_runtime.simulators.embedded.maps import RoadPlan
 from alpagym_runtime.simulators.embedded.maps.lines import arc_lengths, at_arc
 from alpagym_runtime.simulators.embedded.maps.paths import Path, onward, path_over, start_box
 from alpagym_runtime.simulators.embedded.scene import KINDS
+from alpagym_runtime.simulators.embedded.start_speeds import meet_at_merge
 
 Float = NDArray[np.float64]
 
@@ -95,6 +96,8 @@ class Placement:
         near = np.hypot(away[:, 0], away[:, 1]) < (grown[3] + self._boxes[:, 3]) / 2.0 + 3.0
         if near.any() and boxes_overlap(grown, self._boxes[near]).any():
             return False
+        if any(meet_at_merge(agent, other) for other in self.agents):
+            return False
         self.agents.append(agent)
         self._boxes = np.concatenate([self._boxes, box[None]])
         return True
@@ -126,7 +129,7 @@ class Placement:
         """Along a lane and on, at random."""
         lanes = onward(self.map, lane, length_m, self.rng)
         if lanes not in self._paths:
-            self._paths[lanes] = path_over(self.map, lanes)
+            self._paths[lanes] = path_over(self.map, lanes, self.plan.zebras)
         return self._paths[lanes]
 
     def size(self) -> tuple[int, float, float]:
@@ -153,7 +156,7 @@ class Placement:
         speed = path.speed_for_bends(front_m)
         for stop in path.stops:
             ahead = stop.arc_m - front_m
-            if ahead < -1.0:
+            if ahead < -1.0 or stop.signal_group in (ZEBRA, MERGE):
                 continue
             waits = not math.isnan(stop.conflict[0])
             if stop.signal_group >= 0:
@@ -245,6 +248,12 @@ class Placement:
         agent = self.on_path(path, arc, speed, desired, BICYCLE, 1.8, 0.6, lateral)
         if np.hypot(*(start_box(agent)[:2] - self.ego.place[:2])) < REACH_M and self.fits_ego(agent):
             self.add(agent, 0.8)
+
+    def keep_free(self, points: Float, begin_m: float, end_m: float) -> None:
+        """Nobody starts on a line between two arc lengths from now on."""
+        poses = at_arc(points, np.arange(begin_m, end_m, 3.0))
+        boxes = np.column_stack([poses, np.full(len(poses), 4.0), np.full(len(poses), 2.6)])
+        self._boxes = np.concatenate([self._boxes, boxes])
 
     def keep_nearest(self, count: int) -> None:
         """Without moving road users beyond the `count` nearest to the ego's handover."""

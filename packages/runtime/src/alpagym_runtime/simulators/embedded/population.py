@@ -10,12 +10,13 @@ __all__ = ["EgoStart", "Population"]
 MOST_MOVING = 40
 
 SLOW_LEADER_SHARE = {
-    "multilane": 0.45,
-    "curve": 0.25,
-    "crosswalk": 0.2,
-    "lane_drop": 0.2,
-    "parked_street": 0.25,
-    "priority_crossing": 0.25,
+    "multilane": 0.6,
+    "curve": 0.35,
+    "crosswalk": 0.35,
+    "lane_drop": 0.3,
+    "merge": 0.25,
+    "parked_street": 0.3,
+    "priority_crossing": 0.4,
 }
 STANDING_CAR_SHARE = {"curve": 0.3}
 JAYWALKED = ("curve", "parked_street", "priority_crossing")

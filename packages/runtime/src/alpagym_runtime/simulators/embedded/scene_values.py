@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from alpagym_runtime.errors import SceneError
 from alpagym_runtime.geometry import check_times
-from alpagym_runtime.simulators.embedded.lane_map import Agent, Stop
+from alpagym_runtime.simulators.embedded.lane_map import MERGE, Agent, Stop
 from alpagym_runtime.simulators.embedded.scene import KINDS, Vehicle
 from alpagym_runtime.simulators.embedded.scene_layout import PLACE_MAX_M
 
@@ -127,7 +127,7 @@ def read_stops(value: Value, groups: int) -> tuple[Stop, ...]:
         arc, group, x, y = item.items(count=4)
         conflict = tuple(float("nan") if v.data is None else v.number(-PLACE_MAX_M, PLACE_MAX_M) for v in (x, y))
         stops.append(
-            Stop(arc.number(-PLACE_MAX_M, PLACE_MAX_M), group.whole(-1, groups - 1), (conflict[0], conflict[1]))
+            Stop(arc.number(-PLACE_MAX_M, PLACE_MAX_M), group.whole(MERGE, groups - 1), (conflict[0], conflict[1]))
         )
     if any(b.arc_m < a.arc_m for a, b in itertools.pairwise(stops)):
         raise SceneError(f"{value.place}: arc lengths do not ascend")

@@ -35,7 +35,8 @@ from alpagym_runtime.simulators.embedded.state import (
     RED_LIGHTS,
     TO_COLLISION,
 )
-from alpagym_runtime.simulators.embedded.traffic import begin_traffic, make_view, step_traffic
+from alpagym_runtime.simulators.embedded.traffic import begin_traffic, step_traffic
+from alpagym_runtime.simulators.embedded.traffic.columns import make_view
 from alpagym_runtime.simulators.embedded.vehicle import (
     ACCELERATION_MAX_MPS2,
     EGO_ACCELERATION,

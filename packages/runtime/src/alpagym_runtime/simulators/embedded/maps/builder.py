@@ -99,6 +99,11 @@ class RoadPlan:
     phases: tuple[Phase, ...] = ()
     speed_limit_mps: float = 13.9
 
+    @property
+    def zebras(self) -> tuple[Float, ...]:
+        """Lines [2,2] from kerb to kerb where people who cross go first."""
+        return tuple(crossing.line for crossing in self.crossings if crossing.signal_group < 0)
+
 
 YELLOW_S = 3.0
 ALL_RED_S = 1.5

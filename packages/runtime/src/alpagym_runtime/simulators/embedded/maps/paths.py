@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +11,7 @@ import numpy as np
 import shapely
 from numpy.typing import NDArray
 
-from alpagym_runtime.simulators.embedded.lane_map import Agent, Lane, LaneMap, Stop
+from alpagym_runtime.simulators.embedded.lane_map import MERGE, ZEBRA, Agent, Lane, LaneMap, Stop
 from alpagym_runtime.simulators.embedded.maps.lines import arc_lengths, at_arc, with_yaw
 
 Float = NDArray[np.float64]
@@ -20,6 +21,9 @@ WAIT_BEFORE_M = 6.0
 
 ALONGSIDE_RAD = 0.6
 """Lanes that meet at a smaller angle merge: no place to stop."""
+
+ZEBRA_BEFORE_M = 3.0
+"""Cars stop so far before a zebra's middle, which is half as wide."""
 
 BEND_MPS2 = 2.0
 COMFORT_MPS2 = 1.5
@@ -75,8 +79,8 @@ class Path:
         return self.points[first:last], stops, shift
 
 
-def path_over(lane_map: LaneMap, lanes: tuple[int, ...]) -> Path:
-    """The path along lanes, each a successor of the one before."""
+def path_over(lane_map: LaneMap, lanes: tuple[int, ...], zebras: Sequence[Float] = ()) -> Path:
+    """The path along lanes, each a successor of the one before; `zebras` [2,2] lead from kerb to kerb."""
     pieces = [lane_map.lanes[lanes[0]].centre]
     starts = [0.0]
     for lane in lanes[1:]:
@@ -91,8 +95,35 @@ def path_over(lane_map: LaneMap, lanes: tuple[int, ...]) -> Path:
     if lane_map.lanes[lanes[-1]].signal_group >= 0:
         end = starts[-1] + float(arc_lengths(pieces[-1])[-1])
         stops.append(Stop(end, lane_map.lanes[lanes[-1]].signal_group))
+    ends = [*starts[1:], starts[-1] + float(arc_lengths(pieces[-1])[-1])]
+    merges = [_merge_of(lane_map, lane) for lane in lanes]
+    stops += [Stop(end, MERGE, point) for end, point in zip(ends, merges, strict=True) if point is not None]
+    stops += [stop for zebra in zebras if (stop := _zebra_on(points, zebra)) is not None]
+    stops.sort(key=lambda stop: stop.arc_m)
     left, right = _freedom(lane_map, lanes)
     return Path(points, lanes, tuple(stops), left, right)
+
+
+def _zebra_on(points: Float, zebra: Float) -> Stop | None:
+    """Where a path lets people cross at a zebra, if it passes that."""
+    path = shapely.LineString(points)
+    met = path.intersection(shapely.LineString(zebra))
+    if met.is_empty:
+        return None
+    middle = zebra.mean(axis=0)
+    at = float(path.project(shapely.Point(met.representative_point())))
+    return Stop(at - ZEBRA_BEFORE_M, ZEBRA, (float(middle[0]), float(middle[1])))
+
+
+def _merge_of(lane_map: LaneMap, lane: int) -> tuple[float, float] | None:
+    """Where a lane ends by becoming one with its neighbour: the end of the one that yields; None where none does."""
+    for successor in lane_map.lanes[lane].successors:
+        for other in lane_map.predecessors[successor]:
+            for late, first in ((lane, other), (other, lane)):
+                yields = lane_map.lanes[late]
+                if first in yields.yields_to and yields.kind != "turn" and _alongside(yields, lane_map.lanes[first]):
+                    return float(yields.centre[-1, 0]), float(yields.centre[-1, 1])
+    return None
 
 
 def _stops_of(lane_map: LaneMap, lane: Lane, start_m: float, signal_group: int) -> list[Stop]:
@@ -117,11 +148,14 @@ def _meeting(lane: Lane, other: Lane) -> tuple[float, Float] | None:
     shared = mine.intersection(theirs)
     point = np.asarray(shared.representative_point().coords[0]) if not shared.is_empty else lane.centre[-1]
     at = float(mine.project(shapely.Point(point)))
-    a = with_yaw(lane.centre)[min(len(lane.centre) // 2, len(lane.centre) - 1), 2]
-    b = with_yaw(other.centre)[len(other.centre) // 2, 2]
-    if lane.kind != "turn" and abs(math.remainder(a - b, math.tau)) < ALONGSIDE_RAD:
+    if lane.kind != "turn" and _alongside(lane, other):
         return None
     return at, point
+
+
+def _alongside(lane: Lane, other: Lane) -> bool:
+    a, b = (with_yaw(one.centre)[len(one.centre) // 2, 2] for one in (lane, other))
+    return bool(abs(math.remainder(a - b, math.tau)) < ALONGSIDE_RAD)
 
 
 def _freedom(lane_map: LaneMap, lanes: tuple[int, ...]) -> tuple[int, int]:
