@@ -175,6 +175,10 @@ def resume(run_directory: Annotated[Path, typer.Argument(metavar="RUN_DIR", show
         return
     console = Console()
     require(config, command, width=console.width)
+    if command == "train" and config.topology.processes > 1:
+        from alpagym_host.launch.torchrun import launch_team
+
+        raise typer.Exit(launch_team(config, directory))
     raise typer.Exit(launch(config, directory, command, console))
 
 

@@ -49,7 +49,7 @@ def preflight(config: RunConfig, command: str, machine: Machine) -> list[Problem
         check = getattr(section, "preflight", None)
         if check is not None:
             found += [problem.under(key) for problem in check(config, machine)]
-    for checks in (_placeholders, _files, _gpus, _gpu_memory, _memory, _disk, _slurm):
+    for checks in (_placeholders, _files, _team, _gpus, _gpu_memory, _memory, _disk, _slurm):
         found += checks(config, command, machine)
     return found
 
@@ -101,11 +101,37 @@ def _files(config: RunConfig, command: str, machine: Machine) -> Iterator[Proble
         yield Problem("checkpoint.path", path, "there is no such checkpoint", "a run directory, or one of its step_*")
 
 
+def _team(config: RunConfig, command: str, machine: Machine) -> Iterator[Problem]:
+    """Whether several processes can train together."""
+    processes, groups = config.topology.processes, config.rollout.scenes_per_step
+    if command != "train" or processes == 1:
+        return
+    if config.trainer.type == "cosmos":
+        yield Problem("topology.processes", processes, "Cosmos-RL starts its own processes", "topology.processes=1")
+        return
+    if getattr(config, "has_workers", False):
+        yield Problem(
+            "topology.processes",
+            processes,
+            "each process of a team drives its own episodes, and rollout.workers belong to a trainer of one process",
+            "rollout.workers=0, or topology.processes=1",
+        )
+    if config.trainer.type in ("grpo", "ppo") and groups < processes:
+        yield Problem(
+            "rollout.scenes_per_step",
+            groups,
+            f"{processes} processes share the groups of a step, whole ones",
+            f"rollout.scenes_per_step={processes}",
+        )
+
+
 def _gpus(config: RunConfig, command: str, machine: Machine) -> Iterator[Problem]:
     topology = config.topology
     parts: dict[str, dict[str, int]] = {
         key: section.gpus(config) for key, section in _plugins(config, command) if hasattr(section, "gpus")
     }
+    if command == "train" and config.learner.device == "cuda" and config.trainer.type != "cosmos":
+        parts["trainer"] = {"trainer": config.topology.train_nodes * config.topology.processes}
     own = sum(parts.get("trainer", {}).values())
     needed = sum(count for part in parts.values() for count in part.values())
     spelt = " + ".join(f"{count} {role}" for part in parts.values() for role, count in part.items() if count)

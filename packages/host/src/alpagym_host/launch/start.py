@@ -77,8 +77,12 @@ def sweep(overrides: Sequence[str], command: Command, dry_run: bool, directory: 
 
 def _run(config: RunConfig, command: Command, directory: Path | None, console: Console) -> int:
     from alpagym_host.launch.local import launch
+    from alpagym_host.launch.torchrun import launch_team
 
     made = run_dir.create(config, command, directory)
+    if command == "train" and config.topology.processes > 1:
+        console.print(f"run directory: {made}", markup=False, highlight=False, soft_wrap=True)
+        return launch_team(config, made)
     try:
         return launch(config, made, command, console)
     except Exception:
