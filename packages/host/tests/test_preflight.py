@@ -301,3 +301,22 @@ def test_several_wrong_values_are_named_at_once():
         "policy.hid: unknown key",
     ):
         assert part in text
+
+
+# ---------------------------------------------------------------- several processes
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "remedy"),
+    [
+        (["rollout.scenes_per_step=1"], "rollout.scenes_per_step", "rollout.scenes_per_step=2"),
+        (["trainer=cosmos"], "topology.processes", "topology.processes=1"),
+        (["learner.device=cuda", "topology=local_colocated_1gpu"], "topology.gpus_per_node", "topology=…"),
+    ],
+)
+def test_a_team_that_cannot_be_is_named(words, key, remedy):
+    assert remedy in found("policy=waypoint_actors", *words, "topology.processes=2")[key].remedy
+
+
+def test_a_team_on_cpus_needs_nothing():
+    assert not found("policy=waypoint_actors", "topology.processes=2")

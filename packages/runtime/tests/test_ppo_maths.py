@@ -17,6 +17,7 @@ from alpagym_runtime.trainers.ppo.advantages import (
 )
 from alpagym_runtime.trainers.ppo.config import PpoConfig
 from alpagym_runtime.trainers.ppo.trainer import PpoTrainer, select
+from alpagym_runtime.trainers.team import ALONE
 from alpagym_runtime.trainers.update import optimise
 from alpagym_runtime.types import Ended, Episode, EpisodeRequest, Failure, Sampling, Score
 
@@ -67,17 +68,17 @@ def test_advantages_are_the_weighted_mean_of_all_n_step_returns(terminated, deca
 
 def test_normalised_advantages_by_hand():
     # 1, 2, 3: mean 2, population std 0.8165
-    np.testing.assert_allclose(normalised(np.array([1.0, 2.0, 3.0])), [-1.2247, 0.0, 1.2247], atol=1e-4)
-    assert normalised(np.full(3, 0.3)).tolist() == [0.0, 0.0, 0.0]
+    values = np.array([1.0, 2.0, 3.0])
+    mean, deviation = ALONE.moments(values)
+    assert (mean, deviation) == (2.0, pytest.approx(0.8165, abs=1e-4))
+    np.testing.assert_allclose(normalised(values, mean, deviation), [-1.2247, 0.0, 1.2247], atol=1e-4)
+    assert normalised(np.full(3, 0.5), 0.5, 0.0).tolist() == [0.0, 0.0, 0.0]
 
 
 def test_explained_variance_by_hand():
-    target = np.array([0.0, 2.0])
-    # Var of the target 1; of the rest: 0 for the target itself plus a constant, 1 for a constant, 0.25 for half of it.
-    assert explained_variance(target, target + 5.0) == 1.0
-    assert explained_variance(target, np.array([3.0, 3.0])) == 0.0
-    assert explained_variance(target, target / 2) == 0.75
-    assert explained_variance(np.ones(2), target) == 0.0
+    # Deviation of the target 2; of what is missed 0: 1 - 0; 2: 1 - 4/4; 1: 1 - 1/4; 4: 1 - 16/4.
+    assert [explained_variance(2.0, rest) for rest in (0.0, 2.0, 1.0, 4.0)] == [1.0, 0.0, 0.75, -3.0]
+    assert explained_variance(0.0, 1.0) == 0.0
 
 
 def test_the_values_loss_by_hand():
@@ -199,7 +200,7 @@ def test_preflight_asks_for_the_value_head():
 def one_step(config, step=0):
     """Gradient of both outputs' biases after a step of SGD, and what was logged."""
     policy = Seeing()
-    run = SimpleNamespace(policy=policy)
+    run = SimpleNamespace(policy=policy, team=ALONE)
     data, further = PpoTrainer(config).learn_from(run, [episode([1, 1], [0, 0, 10]), episode([0], [1, 2])], step)
     optimiser = torch.optim.SGD(policy.module.parameters(), lr=0.0)
     numbers = optimise(policy, optimiser, data, config, 0, None, further)
@@ -239,7 +240,7 @@ def test_in_the_first_steps_only_the_value_learns():
 def test_a_value_that_is_not_finite_stops_the_step():
     policy, config = Seeing(), plain(epochs=1)
     data, further = PpoTrainer(config).learn_from(
-        SimpleNamespace(policy=policy), [episode([1, 1], [0, math.nan, 1])], 0
+        SimpleNamespace(policy=policy, team=ALONE), [episode([1, 1], [0, math.nan, 1])], 0
     )
     optimiser = torch.optim.SGD(policy.module.parameters(), lr=0.1)
     before = policy.module.bias.detach().clone()

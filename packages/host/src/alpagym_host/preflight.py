@@ -53,7 +53,7 @@ def preflight(config: RunConfig, command: str, machine: Machine) -> list[Problem
         check = getattr(section, "preflight", None)
         if check is not None:
             found += [problem.under(key) for problem in check(config, machine)]
-    for checks in (_placeholders, _files, _scenes, _workers, _gpus, _gpu_memory, _memory, _disk, _slurm):
+    for checks in (_placeholders, _files, _scenes, _team, _workers, _gpus, _gpu_memory, _memory, _disk, _slurm):
         found += checks(config, command, machine)
     return found
 
@@ -105,6 +105,37 @@ def _files(config: RunConfig, command: str, machine: Machine) -> Iterator[Proble
         yield Problem("checkpoint.path", path, "there is no such checkpoint", "a run directory, or one of its step_*")
 
 
+def _team(config: RunConfig, command: str, machine: Machine) -> Iterator[Problem]:
+    """Whether several processes can train together."""
+    processes, groups = config.topology.processes, config.rollout.scenes_per_step
+    if command != "train" or processes == 1:
+        return
+    if config.trainer.type == "cosmos":
+        yield Problem("topology.processes", processes, "Cosmos-RL starts its own processes", "topology.processes=1")
+        return
+    if starts_alpasim(config):
+        yield Problem(
+            "topology.processes",
+            processes,
+            "an AlpaSim that is started for a run serves one process",
+            "topology.processes=1, or an AlpaSim that runs already: simulator.address=HOST:PORT",
+        )
+    if config.has_workers:
+        yield Problem(
+            "topology.processes",
+            processes,
+            "each process of a team drives its own episodes, and rollout.workers belong to a trainer of one process",
+            "rollout.workers=0, or topology.processes=1",
+        )
+    if config.trainer.type in ("grpo", "ppo") and groups < processes:
+        yield Problem(
+            "rollout.scenes_per_step",
+            groups,
+            f"{processes} processes share the groups of a step, whole ones",
+            f"rollout.scenes_per_step={processes}",
+        )
+
+
 def _workers(config: RunConfig, command: str, machine: Machine) -> Iterator[Problem]:
     rollout, kind = config.rollout, config.deploy.kind
     if not config.has_workers:
@@ -115,6 +146,9 @@ def _workers(config: RunConfig, command: str, machine: Machine) -> Iterator[Prob
             yield Problem(
                 "rollout.workers", rollout.workers, "Ray drives with at least one worker", "rollout.workers=2"
             )
+    elif command == "train" and config.learner.lora is not None:
+        why = "workers read whole weights, and these are frozen ones with adapters beside them"
+        yield Problem("learner.lora", "…", why, "rollout.workers=0")
     if kind == "ray" and machine.version("ray") is None:
         yield Problem("deploy.kind", "ray", "needs Ray, and it is not installed", "uv sync --extra ray")
 
@@ -124,6 +158,8 @@ def _gpus(config: RunConfig, command: str, machine: Machine) -> Iterator[Problem
     parts: dict[str, dict[str, int]] = {
         key: section.gpus(config) for key, section in _plugins(config, command) if hasattr(section, "gpus")
     }
+    if command == "train" and config.learner.device == "cuda" and config.trainer.type != "cosmos":
+        parts["trainer"] = {"trainer": config.topology.train_nodes * config.topology.processes}
     if config.has_workers and config.rollout.device == "cuda":
         parts["rollout"] = {"rollout workers": 1}  # at least; they take turns on what there is
     own = sum(parts.get("trainer", {}).values())

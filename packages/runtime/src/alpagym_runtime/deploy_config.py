@@ -1,4 +1,4 @@
-"""Where a run runs: machines and GPUs, Slurm, and the AlpaSim that is to be started for it."""
+"""Where a run runs: machines and GPUs, how weights are held, Slurm, and the AlpaSim that is to be started for it."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class TopologySection:
         gpus_per_node: GPUs of each node; 0: the run uses the CPU only.
         alpasim_nodes: further nodes, whole, for AlpaSim.
         alpasim_gpus: GPUs of each training node that are AlpaSim's alone; 0: it shares those of the rollouts.
+        processes: of each node that train together (grpo, ppo, sft), started by torchrun; 1: the command itself.
 
     """
 
@@ -40,8 +41,10 @@ class TopologySection:
     gpus_per_node: int = 0
     alpasim_nodes: int = 0
     alpasim_gpus: int = 0
+    processes: int = 1
 
     def __post_init__(self) -> None:
+        check_range("processes", self.processes, minimum=1, maximum=1024)
         check_range("train_nodes", self.train_nodes, minimum=1, maximum=10_000)
         check_range("gpus_per_node", self.gpus_per_node, minimum=0, maximum=64)
         check_range("alpasim_nodes", self.alpasim_nodes, minimum=0, maximum=10_000)
@@ -58,6 +61,51 @@ class TopologySection:
     def train_gpus(self) -> int:
         """GPUs for trainer and rollouts, over all nodes."""
         return self.train_nodes * (self.gpus_per_node - self.alpasim_gpus)
+
+
+@dataclass
+class LoraSection:
+    """Low-rank adapters: all other weights are frozen, and checkpoints hold the product.
+
+    Attributes:
+        rank: of each adapter.
+        alpha: an adapter counts alpha / rank.
+        targets: names of linear layers, * for any characters.
+
+    """
+
+    rank: int = 16
+    alpha: float = 32.0
+    targets: list[str] = field(default_factory=lambda: ["*"])
+
+    def __post_init__(self) -> None:
+        check_range("rank", self.rank, minimum=1, maximum=4096)
+        check_range("alpha", self.alpha, above=0)
+        if not self.targets:
+            raise ConfigError("must name a layer; * takes all", key="targets")
+
+
+@dataclass
+class LearnerSection:
+    """How grpo, ppo and sft hold the weights that they train.
+
+    Attributes:
+        device: cpu | cuda (in a team each process has a GPU of its own).
+        shard: whether processes spread weights, gradients and optimiser over each other (FSDP): auto (above 3 billion
+            parameters, without lora) | always | never.
+        lora: adapters in place of the weights themselves; null trains all.
+
+    """
+
+    device: str = "cpu"
+    shard: str = "auto"
+    lora: LoraSection | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("device", self.device, ("cpu", "cuda"))
+        check_choice("shard", self.shard, ("auto", "always", "never"))
+        if self.lora is not None and self.shard == "always":
+            raise ConfigError("and lora exclude each other: adapters are small", key="shard")
 
 
 @dataclass

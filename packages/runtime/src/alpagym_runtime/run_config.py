@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from alpagym_plugins import ConfigError, ConfigErrors, PluginError, check_choice, check_range, load
-from alpagym_runtime.deploy_config import AlpasimSection, DeploySection, TopologySection
+from alpagym_runtime.deploy_config import AlpasimSection, DeploySection, LearnerSection, TopologySection
 from alpagym_runtime.simulators.pai.config import parse_chunks
 from alpagym_runtime.telemetry.config import ConsoleConfig, JsonlConfig
 from alpagym_runtime.trainers.cosmos.config import CosmosSection
@@ -314,6 +314,7 @@ class RunConfig:
     logging: LoggingSection = field(default_factory=LoggingSection)
     deploy: DeploySection = field(default_factory=DeploySection)
     topology: TopologySection = field(default_factory=TopologySection)
+    learner: LearnerSection = field(default_factory=LearnerSection)
     alpasim: AlpasimSection = field(default_factory=AlpasimSection)
     cosmos: CosmosSection = field(default_factory=CosmosSection)
     expected_valid_steps: int = 35

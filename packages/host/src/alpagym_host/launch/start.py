@@ -131,10 +131,14 @@ def sweep(overrides: Sequence[str], command: Command, dry_run: bool, directory: 
 
 
 def go_on(config: RunConfig, command: Command, console: Console, directory: Callable[[], Path]) -> int:
-    """Work in a run directory, with a supervisor where an AlpaSim is started for the run; the exit code.
+    """Work in a run directory, with a supervisor where an AlpaSim is started for the run, or as a team; the exit code.
 
     What is missing is found before `directory` is called, which makes it or has it already.
     """
+    if command == "train" and config.topology.processes > 1:
+        from alpagym_host.launch.torchrun import launch_team
+
+        return launch_team(config, directory())
     if not starts_alpasim(config):
         from alpagym_host.launch.local import launch
 

@@ -188,19 +188,26 @@ def _tensors(file: Path) -> dict[str, Tensor]:
 
 
 def optimiser_tensors(optimiser: Optimizer) -> dict[str, Tensor]:
-    """An optimiser's state as flat tensors: `<parameter index>.<name>`."""
+    """An optimiser's state as flat tensors, `<parameter index>.<name>`; whole, so all of a team must ask for them."""
     import torch
+
+    from alpagym_runtime.trainers.learner import whole_tensor
 
     state = optimiser.state_dict()["state"]
     return {
-        f"{index}.{name}": torch.as_tensor(value) for index, entry in state.items() for name, value in entry.items()
+        f"{index}.{name}": whole_tensor(torch.as_tensor(value))
+        for index, entry in state.items()
+        for name, value in entry.items()
     }
 
 
 def restore_optimiser(optimiser: Optimizer, tensors: Mapping[str, Tensor]) -> None:
     """The inverse of `optimiser_tensors`; the groups' settings stay as they are."""
+    from alpagym_runtime.trainers.learner import like_parameter
+
+    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         index, _, name = key.partition(".")
-        state.setdefault(int(index), {})[name] = value
+        state.setdefault(int(index), {})[name] = like_parameter(value, parameters[int(index)])
     optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})

@@ -26,6 +26,11 @@ from alpagym_runtime.types import Episode, EpisodeRequest, Sampling
 if TYPE_CHECKING:
     from alpagym_runtime.trainers.run import Run
 
+UNUSABLE = ("void", "initial_fault", "non_finite")
+"""Why an episode teaches nothing."""
+COUNTED = ("episodes", "retried", "failed")
+"""What collectors count."""
+
 
 class ClosedLoopTrainer(ABC):
     """See the module's text.
@@ -61,8 +66,9 @@ class ClosedLoopTrainer(ABC):
     def _train(self, run: Run) -> None:
         config, policy = self._config, run.policy
         core = run.core("train", policy.spec)
-        collector = run.collector(core, policy)
-        optimiser = torch.optim.Adam(policy.module.parameters(), lr=config.learning_rate)
+        collector, team = run.collector(core, policy), run.team
+        learner = run.learner()
+        optimiser = torch.optim.Adam(learner.parameters(), lr=config.learning_rate)
         reference = copy.deepcopy(policy.module) if config.kl_weight > 0.0 else None
         first = run.begin_stage(self.stage, config.updates, "updates", optimiser, reference)
         spreads, spent_before = run.stage_state.setdefault("spreads", {}), run.stage_state.get("spent_s", 0.0)
@@ -85,23 +91,23 @@ class ClosedLoopTrainer(ABC):
             drove = time.perf_counter()
             for group in optimiser.param_groups:
                 group["lr"] = _towards(config.learning_rate, config.final_rate_share, share)
-            spreads.update(spreads_of(episodes))
+            for found in team.gather(spreads_of(episodes)):
+                spreads.update(found)
+            numbers = drive_numbers(episodes, policy.version, team)
             data, further = self.learn_from(run, episodes, step)
-            numbers = (
-                drive_numbers(episodes, policy.version)
-                | data.counts
-                | {f"episodes_{k}": float(v) for k, v in collector.counts.items()}
-            )
-            if len(data.advantage_B):
+            counts = team.added(data.counts)
+            driven = team.added({f"episodes_{name}": float(collector.counts[name]) for name in COUNTED})
+            numbers |= counts | data.numbers | {name: count for name, count in driven.items() if count}
+            if sum(team.gather(len(data.advantage_B))):
                 order_seed = mix_int(run.config.run.seed, 9, step)
-                with collector.paused():
-                    numbers |= optimise(policy, optimiser, data, config, order_seed, reference, further)
+                with collector.paused(), learner.training():
+                    numbers |= optimise(policy, optimiser, data, config, order_seed, reference, further, team)
                     policy.version += 1
-            elif (why := self.nothing_learnt(data.counts)) is not None:
+            elif (why := self.nothing_learnt(counts)) is not None:
                 run.reporter.note(f"step {step + 1}: nothing to learn from: {why}")
             numbers |= {"seconds_drive": drove - started, "seconds_train": time.perf_counter() - drove}
             if config.budget_s:
-                run.stage_state["spent_s"] = spent_before + run.cpu_s - began
+                run.stage_state["spent_s"] = max(team.gather(spent_before + run.cpu_s - began))
             last = 0.0 < config.budget_s <= run.stage_state.get("spent_s", 0.0)
             seconds = time.perf_counter() - started
             # An evaluation and the next drives need the room: pictures of a step take up to 0.5 GB.
@@ -114,7 +120,10 @@ class ClosedLoopTrainer(ABC):
     def _requests(
         self, run: Run, scenes: tuple[str, ...], spreads: Mapping[str, float], step: int
     ) -> list[EpisodeRequest]:
-        """S × G requests, a function of the seed, the step and how much the groups of each scene differed so far."""
+        """S × G requests, a function of the seed, the step and how much the groups of each scene differed so far.
+
+        In a team whole groups are shared out; which request a seed belongs to does not depend on the team.
+        """
         rollout, seed = run.config.rollout, run.config.run.seed
         chosen = scenes_of_step(scenes, spreads, rollout.scenes_per_step, self._config.scene_focus, seed, step)
         return [
@@ -126,7 +135,8 @@ class ClosedLoopTrainer(ABC):
                 group_id=group,
                 member=member,
             )
-            for group, scene in enumerate(chosen)
+            for group in run.team.part(len(chosen))
+            for scene in [chosen[group]]
             for member in range(rollout.group_size)
         ]
 
@@ -134,15 +144,15 @@ class ClosedLoopTrainer(ABC):
 def usable(episode: Episode, counts: dict[str, float]) -> bool:
     """Whether an episode can teach: neither void, nor at fault from its start, nor with a reward that is not finite.
 
-    Counts those that cannot under `void`, `initial_fault` and `non_finite`.
+    Counts those that cannot, by the names of `UNUSABLE`.
     """
     why = None
     if not episode.trainable:
         why = "initial_fault" if episode.initial_fault else "void"
     elif not np.isfinite(episode.rewards).all():
         why = "non_finite"
-    for name in ("void", "initial_fault", "non_finite"):
-        counts[name] = counts.get(name, 0.0) + (name == why)
+    if why is not None:
+        counts[why] += 1.0
     return why is None
 
 

@@ -57,6 +57,10 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
+ADAPTER = "adapter."
+"""Names of adapters in a checkpoint's optimiser file begin so."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How a command ended: False where it was asked to stop; the summary so far."""
@@ -73,6 +77,7 @@ class Run:
         directory: the run's own, existing directory.
         reporter: who shows progress.
         stop_requested: turns True when the run shall end at the next safe point.
+        team: the processes that train together (torchrun); one that does not write reads what rank 0 writes.
 
     """
 
@@ -82,12 +87,15 @@ class Run:
         directory: Path,
         reporter: Reporter | None = None,
         stop_requested: Callable[[], bool] = lambda: False,
+        team: Any = None,
     ) -> None:
         self.config, self.directory = config, directory
+        self._given_team = team
         self.reporter: Reporter = reporter or Silent()
         self._stop_requested = stop_requested
         _refuse_links(directory)
-        remove_partials(directory)
+        if self._writes:
+            remove_partials(directory)
         self.transport: Transport = build_transport(config, "trainer", directory)
         self._cores = Cores(config, config.rollout.slots, directory)
         self.pool: WorkerPool | None = None
@@ -118,7 +126,7 @@ class Run:
         self._started = time.perf_counter()
         self._cpu = _cpu_seconds()
         # Before the first simulator: a logging service that refuses this run does so now.
-        self._loggers = build_loggers(config.logging.loggers, self)
+        self._loggers = build_loggers(config.logging.loggers if self._writes else {}, self)
 
     # ------------------------------------------------------------ commands
 
@@ -133,6 +141,10 @@ class Run:
                 f"{self.config.policy.type!r} reads privileged labels ({', '.join(self.policy.spec.privileged)})",
                 key="policy",
             )
+        if self.config.learner.lora is not None:
+            from alpagym_runtime.trainers.lora import add_adapters
+
+            add_adapters(self.policy.module, self.config.learner.lora, mix_int(self.config.run.seed, 41))
         self._restore()
         return self._finish("train", lambda: self.config.trainer.config.build(self).fit(self))
 
@@ -161,8 +173,35 @@ class Run:
     def policy(self) -> Any:
         """The policy, built at first use; from `checkpoint.path` where that is set."""
         if self._policy is None:
-            self._policy = build_policy(self.config)
+            self._policy = build_policy(self.config, self._device)
         return self._policy
+
+    @property
+    def _device(self) -> str:
+        if self.config.learner.device == "cpu":
+            return "cpu"
+        from alpagym_runtime.trainers.team import own_device
+
+        return own_device(self.config.learner.device)
+
+    @cached_property
+    def team(self) -> Any:
+        """The processes that train together, a `trainers.team.Team`; without torchrun this one alone."""
+        if self._given_team is not None:
+            return self._given_team
+        from alpagym_runtime.trainers.team import ALONE
+
+        return ALONE
+
+    @property
+    def _writes(self) -> bool:
+        return self._given_team is None or self._given_team.writes
+
+    def learner(self) -> Any:
+        """What a trainer optimises in a stage, a `trainers.learner.Learner`."""
+        from alpagym_runtime.trainers.learner import Learner
+
+        return Learner(self.policy, self.config.learner, self.team)
 
     @property
     def stage_state(self) -> dict[str, Any]:
@@ -201,7 +240,7 @@ class Run:
             for scene_id in loaded:
                 core.simulator.scene_hash(scene_id)
                 self.reporter.advance()
-                self.check_stop()
+                self.check_stop_alone()
         return core
 
     def collector(self, core: DrivingCore, policy: Policy, actor: str = "policy", purpose: str = "train") -> Collects:
@@ -227,9 +266,15 @@ class Run:
         )
 
     def check_stop(self) -> None:
-        """Raise `StopTraining` if the run was asked to stop."""
-        if self._stop_requested():
+        """Raise `StopTraining` if the run was asked to stop; all of a team call it at the same place."""
+        requested = self._stop_requested()
+        if requested if self._given_team is None else self._given_team.any(requested):
             raise StopTraining
+
+    def check_stop_alone(self) -> None:
+        """The same where the others of a team may be elsewhere: there it waits for the next common place."""
+        if self._given_team is None or self._given_team.size == 1:
+            self.check_stop()
 
     def evaluate_policy(self, name: str, split: str = "test") -> None:
         """Evaluate under a name, unless this directory has that evaluation already."""
@@ -278,7 +323,8 @@ class Run:
 
     def _refer(self, split: str) -> None:
         """Drive the scenes of the final evaluation with the reference policies, unless the directory has that."""
-        if not self.config.evaluation.references or self.config.simulator.type != "embedded" or self._references:
+        wanted = self.config.evaluation.references and self.config.simulator.type == "embedded" and self._writes
+        if not wanted or self._references:
             return
         evaluation = self.config.evaluation
         core = self.core(split, reference_spec())
@@ -286,7 +332,7 @@ class Run:
 
         def watch(_: Episode) -> None:
             self.reporter.advance()
-            self.check_stop()
+            self.check_stop_alone()
 
         def drive(policy: Policy) -> list[Row]:
             collector = self.collector(core, policy, purpose="reference")
@@ -297,7 +343,7 @@ class Run:
 
     def _film(self, name: str, split: str) -> None:
         """Film drives of an evaluation, unless the directory has those videos already."""
-        drives = choose(self._rows.get(name, ())) if self.config.evaluation.videos else {}
+        drives = choose(self._rows.get(name, ())) if self.config.evaluation.videos and self._writes else {}
         about = self.directory / FOLDER / f"{name}.json"
         wanted = {which: [row["scene_id"], row["seed"], row["driving_score"]] for which, row in drives.items()}
         if about.is_file():
@@ -326,7 +372,8 @@ class Run:
     def _keep_rows(self, name: str, rows: list[Row]) -> None:
         self._rows[name] = rows
         self._summaries.pop(name, None)
-        write_rows(self.directory / TABLE, self._rows)
+        if self._writes:
+            write_rows(self.directory / TABLE, self._rows)
 
     def _evaluate(self, name: str, split: str) -> list[Row]:
         evaluation, seeds = self.config.evaluation, self.config.evaluation.seeds
@@ -336,18 +383,35 @@ class Run:
             core = self.core(split, self.policy.spec, (TARGET,))
         elif evaluation.samples:
             raise ConfigError("draws plans in open-loop worlds only", key="evaluation.samples")
-        drives = len(core.spec.scenes) * len(seeds) * (1 + evaluation.samples)
+        scenes = core.spec.scenes
+        if self._given_team is not None:
+            mine = self.team.part(len(scenes))
+            scenes = scenes[mine.start : mine.stop]
+        drives = len(scenes) * len(seeds) * (1 + evaluation.samples)
         self.reporter.stage(f"evaluate {name}", drives, "drives")
 
         def watch(_: Episode) -> None:
             self.reporter.advance()
-            self.check_stop()
+            self.check_stop_alone()
 
         collector = self.collector(core, self.policy, purpose="evaluate")
         if open_loop:
             draws = Sampling("sample", evaluation.temperature, evaluation.top_p)
-            return evaluate_open_loop(collector, core.spec.scenes, seeds, evaluation.samples, draws, watch)
-        return evaluate(collector, core.spec.scenes, seeds, self.config.expected_valid_steps, watch)
+            rows = evaluate_open_loop(collector, scenes, seeds, evaluation.samples, draws, watch)
+        else:
+            rows = evaluate(collector, scenes, seeds, self.config.expected_valid_steps, watch)
+        return rows if self._given_team is None else self._rows_of_all(rows)
+
+    def _rows_of_all(self, rows: list[Row]) -> list[Row]:
+        """A team's rows as one process would have made them: seed by seed, each over all scenes."""
+        seeds, parts = len(self.config.evaluation.seeds), self.team.gather(rows)
+        counts = [len(part) // seeds for part in parts]
+        return [
+            row
+            for seed in range(seeds)
+            for part, count in zip(parts, counts, strict=True)
+            for row in part[seed * count : (seed + 1) * count]
+        ]
 
     def stage_done(self, stage: str) -> bool:
         """Whether a stage was finished before this process began."""
@@ -365,7 +429,7 @@ class Run:
         first = 0
         if self._restored is not None and self._state["stage"] == stage:
             first = int(self._state["step"])
-            weights = dict(self._restored.optimiser)
+            weights = {k: v for k, v in self._restored.optimiser.items() if not k.startswith(ADAPTER)}
             if reference is not None:
                 kept = {
                     k.removeprefix("reference."): weights.pop(k) for k in list(weights) if k.startswith("reference.")
@@ -445,7 +509,8 @@ class Run:
             return
         best = {"evaluation": name, "driving_score": score, "total_steps": made, "version": self.policy.version}
         self._state["best"] = best
-        self._checkpoints.save_best(self.policy.module.state_dict(), best | {"config_hash": self.config.config_hash})
+        if self._writes:
+            self._checkpoints.save_best(self._weights(), best | {"config_hash": self.config.config_hash})
 
     def _show_stage(self, stage: str, step: int, total: int) -> None:
         self.reporter.stage(stage, total, self._unit)
@@ -503,11 +568,23 @@ class Run:
         return set(zip(rows["group_id"].to_pylist(), rows["member"].to_pylist(), strict=True))
 
     def _save(self, optimiser: Optimizer, reference: Module | None) -> None:
-        tensors = optimiser_tensors(optimiser)
+        tensors = optimiser_tensors(optimiser)  # gathers what is spread over the team
+        if not self._writes:
+            return
+        if self.config.learner.lora is not None:
+            from alpagym_runtime.trainers.lora import adapters
+
+            tensors |= {ADAPTER + name: value for name, value in adapters(self.policy.module).items()}
         if reference is not None:
             tensors |= {f"reference.{name}": value for name, value in reference.state_dict().items()}
         state = {**self._state, "version": self.policy.version, "config_hash": self.config.config_hash}
-        self._checkpoints.save(self._state["total_steps"], Checkpoint(self.policy.module.state_dict(), tensors, state))
+        self._checkpoints.save(self._state["total_steps"], Checkpoint(self._weights(), tensors, state))
+
+    def _weights(self) -> dict[str, Any]:
+        """The policy's weights as any policy of its kind reads them, adapters multiplied in."""
+        from alpagym_runtime.trainers.lora import merged
+
+        return merged(self.policy.module)
 
     def _restore(self) -> None:
         newest = self._checkpoints.latest()
@@ -523,7 +600,16 @@ class Run:
             )
         if checkpoint.state["config_hash"] != self.config.config_hash:
             raise ConfigError(f"{newest} belongs to another config; resume with the run's own config.yaml", key="run")
-        load_into(self.policy, checkpoint.weights, int(checkpoint.state["version"]), str(newest))
+        version = int(checkpoint.state["version"])
+        if self.config.learner.lora is None:
+            load_into(self.policy, checkpoint.weights, version, str(newest))
+        else:
+            from alpagym_runtime.trainers.learner import named
+            from alpagym_runtime.trainers.lora import restore_adapters
+
+            # The weights beneath are those that the config names; the checkpoint's have the adapters in them.
+            restore_adapters(self.policy.module, named(checkpoint.optimiser, ADAPTER))
+            self.policy.version = version
         self._state = {k: checkpoint.state[k] for k in self._state}
         self._restored = checkpoint
         # Rows and evaluations made after the checkpoint are made again.
@@ -552,7 +638,10 @@ class Run:
                 self._store.close()
             self._loggers.close()
         summary = self._summary(command, completed)
-        write_json(self.directory / "summary.json", summary)
+        if self._given_team is not None:
+            summary |= {"processes": self.team.size, "cpu_s": sum(self.team.gather(summary["cpu_s"]))}
+        if self._writes:
+            write_json(self.directory / "summary.json", summary)
         return Outcome(completed, summary)
 
     def _describe_store(self, store: EpisodeStore) -> dict[str, Any]:
@@ -642,9 +731,9 @@ def _refuse_links(directory: Path) -> None:
             raise ConfigError(f"{directory / name} is a symbolic link; put the real file or folder there", key="run")
 
 
-def build_policy(config: RunConfig) -> Any:
+def build_policy(config: RunConfig, device: str = "cpu") -> Any:
     """A config's policy, with the weights of `checkpoint.path` where that is set."""
-    policy = make_policy(config)
+    policy = make_policy(config, device)
     path = config.checkpoint.path
     if path is not None:
         if not isinstance(policy, TrainablePolicy):

@@ -1,13 +1,16 @@
 """One training step on decisions that were driven: passes in minibatches, a clipped loss, guards before each step.
 
 What is learnt from them is the caller's: the advantages are in `StepData`, a further part of the loss comes as a
-function. Axes: B decisions.
+function. In a team, each process holds some of the step's decisions; gradients and numbers are those of all of them, as
+if one held them all. Axes: B decisions.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +20,9 @@ from torch import Tensor
 from alpagym_runtime.random import generator
 from alpagym_runtime.trainers.base import Observations
 from alpagym_runtime.trainers.closed_loop_config import ClosedLoopConfig
+from alpagym_runtime.trainers.learner import whole_tensor
 from alpagym_runtime.trainers.policy_loss import LossParts, policy_loss
+from alpagym_runtime.trainers.team import ALONE, Team, is_shard
 from alpagym_runtime.types import Decision, Sampling, Score, TrainablePolicy
 
 FurtherLoss = Callable[[Score, NDArray[np.int64], float], tuple[Tensor, dict[str, float]]]
@@ -27,13 +32,17 @@ by `count`; and numbers to log, means over the rows. A loss that is not finite r
 
 @dataclass
 class StepData:
-    """The decisions of a step that are worth a gradient, and counts of what was left out."""
+    """The decisions of a step that are worth a gradient, this process's; and what to log.
+
+    `counts` add up over a team, `numbers` are the whole team's already.
+    """
 
     observation: Observations
     decisions: Decision | None
     advantage_B: NDArray[np.float32]
     sampling: Sampling
     counts: dict[str, float] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
 
 
 def optimise(
@@ -44,15 +53,20 @@ def optimise(
     order_seed: int,
     reference: torch.nn.Module | None = None,
     further: FurtherLoss | None = None,
+    team: Team = ALONE,
 ) -> dict[str, float]:
-    """`epochs` passes in minibatches over a step's decisions; returns numbers to log.
+    """`epochs` passes in minibatches over a step's decisions, the whole team's; returns numbers to log.
 
     A minibatch whose loss, log-probabilities or gradient are not finite makes no optimiser step and is counted; one in
     which no factor of any decision counts makes none either.
     """
-    assert data.decisions is not None
-    count = len(data.advantage_B)
-    valid = np.asarray(data.decisions.log_prob_mask.any(axis=1))
+    own = np.zeros(0, bool) if data.decisions is None else data.decisions.log_prob_mask.any(axis=1)
+    parts = team.gather(own.tolist())
+    valid = np.array([row for part in parts for row in part], bool)
+    bounds = np.cumsum([0, *map(len, parts)])
+    count = len(valid)
+    sharded = any(map(is_shard, policy.module.parameters()))
+    assert not sharded or all(map(len, parts)), "each process of a sharded policy needs a decision to take part"
     logged: list[dict[str, float]] = []
     stopped, refused = 0.0, 0.0
     for epoch in range(config.epochs):
@@ -62,21 +76,36 @@ def optimise(
             rows = rows[valid[rows]]
             if not len(rows):
                 continue
-            finite, pieces = True, []
+            shares = [rows[(rows >= low) & (rows < high)] - low for low, high in itertools.pairwise(bounds)]
+            mine = shares[team.rank]
             micro = config.micro_batch or len(rows)
-            for start in range(0, len(rows), micro):
-                piece, more = _loss(policy, data, rows[start : start + micro], len(rows), config, reference, further)
+            # Forwards and backwards of a sharded policy are taken by all at once: who has no row left repeats one.
+            rounds = max(-(-len(share) // micro) for share in (shares if sharded else [mine]))
+            finite, pieces = True, []
+            for turn in range(rounds):
+                some = mine[turn * micro : (turn + 1) * micro]
+                if not len(some):
+                    piece, _ = _loss(policy, data, np.zeros(1, np.int64), len(rows), config, reference, further)
+                    (piece.loss * 0.0).backward()
+                    continue
+                piece, more = _loss(policy, data, some, len(rows), config, reference, further)
                 finite = finite and piece.finite
-                if finite:
+                if sharded:
+                    (piece.loss * team.size).backward()  # shards take the mean over the team
+                elif finite:
                     piece.loss.backward()
-                pieces.append((piece, more))
-            norm = torch.nn.utils.clip_grad_norm_(policy.module.parameters(), config.gradient_clip)
+                pieces.append(_plain(piece, more))
+            everybody = team.gather({"finite": finite, "pieces": pieces})
+            finite = all(one["finite"] for one in everybody)
+            team.add_gradients(policy.module.parameters())
+            norm = whole_tensor(torch.nn.utils.clip_grad_norm_(policy.module.parameters(), config.gradient_clip))
             if not finite or not bool(torch.isfinite(norm)):
                 refused += 1
                 optimiser.zero_grad()
                 continue
             optimiser.step()
-            logged.append(_merge(pieces) | {"gradient_norm": float(norm), "valid": float(len(rows))})
+            merged = _merge([piece for one in everybody for piece in one["pieces"]])
+            logged.append(merged | {"gradient_norm": float(norm), "valid": float(len(rows))})
             if logged[-1]["kl"] > config.kl_stop:
                 stopped = 1.0
                 break
@@ -101,18 +130,25 @@ def _summarise(minibatches: list[dict[str, float]]) -> dict[str, float]:
     return numbers
 
 
-def _merge(pieces: Sequence[tuple[LossParts, Mapping[str, float]]]) -> dict[str, float]:
-    """The numbers of a minibatch from its micro-batches, whose losses are shares of one sum."""
-    weights = [part.valid for part, _ in pieces]
-    means = [
-        {"kl": part.kl_old, "clip_share": part.clip_share, "ratio_mean": part.ratio_mean, **more}
-        for part, more in pieces
-    ]
+def _plain(part: LossParts, more: Mapping[str, float]) -> dict[str, Any]:
+    """What a micro-batch says, without tensors."""
     return {
-        "loss": sum(float(part.loss.detach()) for part, _ in pieces),
-        **{name: float(np.average([mean[name] for mean in means], weights=weights)) for name in means[0]},
-        "ratio_min": min(part.ratio_min for part, _ in pieces),
-        "ratio_max": max(part.ratio_max for part, _ in pieces),
+        "valid": part.valid,
+        "loss": float(part.loss.detach()),
+        "ratios": [part.ratio_min, part.ratio_max],
+        "means": {"kl": part.kl_old, "clip_share": part.clip_share, "ratio_mean": part.ratio_mean, **more},
+    }
+
+
+def _merge(pieces: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The numbers of a minibatch from its micro-batches, whose losses are shares of one sum."""
+    weights = [part["valid"] for part in pieces]
+    names = pieces[0]["means"]
+    return {
+        "loss": sum(part["loss"] for part in pieces),
+        **{name: float(np.average([part["means"][name] for part in pieces], weights=weights)) for name in names},
+        "ratio_min": min(part["ratios"][0] for part in pieces),
+        "ratio_max": max(part["ratios"][1] for part in pieces),
     }
 
 

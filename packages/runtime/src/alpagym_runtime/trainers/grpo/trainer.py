@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alpagym_runtime.trainers.base import Observations, decision_batch
-from alpagym_runtime.trainers.closed_loop import ClosedLoopTrainer, common_sampling, usable
+from alpagym_runtime.trainers.closed_loop import UNUSABLE, ClosedLoopTrainer, common_sampling, usable
 from alpagym_runtime.trainers.grpo.advantages import group_advantages, tick_advantages
 from alpagym_runtime.trainers.grpo.config import GrpoConfig
 from alpagym_runtime.trainers.update import FurtherLoss, StepData
@@ -48,7 +48,7 @@ def select(episodes: list[Episode], config: GrpoConfig, minimum_group: int) -> S
     is dropped and counted.
     """
     groups: dict[int, list[Episode]] = defaultdict(list)
-    counts = dict.fromkeys(("groups_dropped", "groups_informative"), 0.0)
+    counts = dict.fromkeys((*UNUSABLE, "groups_dropped", "groups_informative"), 0.0)
     for episode in episodes:
         members = groups[episode.request.group_id]  # A group that is wholly void is a group too.
         if usable(episode, counts):
@@ -68,6 +68,7 @@ def select(episodes: list[Episode], config: GrpoConfig, minimum_group: int) -> S
         chosen += members
         advantages += per_tick
     counts["groups"] = float(len(groups))
+    counts["decisions"], counts["decisions_kept"] = 0.0, 0.0
     if not chosen:
         return StepData(Observations({}), None, np.zeros(0, np.float32), Sampling(), counts)
     sampling = common_sampling(chosen)

@@ -42,17 +42,14 @@ def generalised_advantages(
     return out
 
 
-def normalised(advantage_B: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Less their mean, over their population standard deviation; all 0 where they are equal."""
-    centred = advantage_B - advantage_B.mean()
-    spread = float(np.sqrt(np.mean(centred * centred)))
-    return centred / (spread + 1e-8)
+def normalised(advantage_B: NDArray[np.float64], mean: float, deviation: float) -> NDArray[np.float64]:
+    """Less the mean, over the population standard deviation, both those of the whole step; 0 where all are equal."""
+    return (advantage_B - mean) / (deviation + 1e-8)
 
 
-def explained_variance(target_B: NDArray[np.float64], value_B: NDArray[np.float64]) -> float:
+def explained_variance(target_deviation: float, error_deviation: float) -> float:
     """1 - Var(target - value) / Var(target): 1 for a perfect value, 0 for a constant; 0 where all targets are equal."""
-    spread = float(np.var(target_B))
-    return 1.0 - float(np.var(target_B - value_B)) / spread if spread > 0.0 else 0.0
+    return 1.0 - (error_deviation / target_deviation) ** 2 if target_deviation != 0.0 else 0.0
 
 
 def value_loss(value_B: Tensor, old_value_B: Tensor, target_B: Tensor, clip: float, count: float) -> Tensor:

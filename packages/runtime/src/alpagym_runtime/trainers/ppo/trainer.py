@@ -12,9 +12,10 @@ from torch import Tensor
 
 from alpagym_runtime.errors import ConfigError
 from alpagym_runtime.trainers.base import Observations, decision_batch
-from alpagym_runtime.trainers.closed_loop import ClosedLoopTrainer, common_sampling, usable
+from alpagym_runtime.trainers.closed_loop import UNUSABLE, ClosedLoopTrainer, common_sampling, usable
 from alpagym_runtime.trainers.ppo.advantages import explained_variance, generalised_advantages, normalised, value_loss
 from alpagym_runtime.trainers.ppo.config import PpoConfig
+from alpagym_runtime.trainers.team import ALONE, Team
 from alpagym_runtime.trainers.update import FurtherLoss, StepData
 from alpagym_runtime.types import Decision, Episode, Sampling, Score, TrainablePolicy
 
@@ -36,7 +37,7 @@ class PpoTrainer(ClosedLoopTrainer):
 
     def learn_from(self, run: Run, episodes: list[Episode], step: int) -> tuple[StepData, FurtherLoss | None]:
         """Advantages against the value under the weights that are about to train."""
-        data, target, value = select(run.policy, episodes, self._ppo)
+        data, target, value = select(run.policy, episodes, self._ppo, run.team)
         if step < self._ppo.value_first:
             data.advantage_B[:] = 0.0
         return data, self._value_part(target, value)
@@ -59,16 +60,18 @@ class PpoTrainer(ClosedLoopTrainer):
 
 
 def select(
-    policy: TrainablePolicy, episodes: list[Episode], config: PpoConfig
+    policy: TrainablePolicy, episodes: list[Episode], config: PpoConfig, team: Team = ALONE
 ) -> tuple[StepData, NDArray[np.float64], NDArray[np.float64]]:
     """The decisions that controlled, with advantages; the returns [B] that the value shall meet; the values [B] now.
 
     Void, faulty-from-the-start and non-finite episodes are left out and counted.
     """
-    counts: dict[str, float] = {}
+    counts = dict.fromkeys((*UNUSABLE, "decisions", "decisions_kept"), 0.0)
     chosen = [episode for episode in episodes if usable(episode, counts)]
     if not chosen:
-        return StepData(Observations({}), None, np.zeros(0, np.float32), Sampling(), counts), np.zeros(0), np.zeros(0)
+        empty = np.zeros(0)
+        _, numbers = _statistics(empty, empty, empty, config, team)
+        return StepData(Observations({}), None, empty.astype(np.float32), Sampling(), counts, numbers), empty, empty
     sampling = common_sampling(chosen)
     observation, decisions = decision_batch(chosen)
     value = values_of(policy, observation, decisions, sampling)
@@ -86,13 +89,27 @@ def select(
     rows = np.flatnonzero(np.concatenate([episode.controls for episode in chosen]))
     counts["decisions"], counts["decisions_kept"] = float(len(value)), float(len(rows))
     advantage, target, value = np.concatenate(advantages)[rows], np.concatenate(targets)[rows], value[rows]
-    if len(rows):
-        counts["explained_variance"] = explained_variance(target, value)
-        counts["value_mean"], counts["advantage_std"] = float(value.mean()), float(advantage.std())
-        if config.normalise:
-            advantage = normalised(advantage)
-    data = StepData(observation.keep(rows), decisions.take(rows), advantage.astype(np.float32), sampling, counts)
-    return data, target, value
+    advantage, numbers = _statistics(advantage, target, value, config, team)
+    kept = advantage.astype(np.float32)
+    return StepData(observation.keep(rows), decisions.take(rows), kept, sampling, counts, numbers), target, value
+
+
+def _statistics(
+    advantage_B: NDArray[np.float64],
+    target_B: NDArray[np.float64],
+    value_B: NDArray[np.float64],
+    config: PpoConfig,
+    team: Team,
+) -> tuple[NDArray[np.float64], dict[str, float]]:
+    """Advantages less their mean over their deviation, if so configured, and numbers to log; of the whole team."""
+    mean, deviation = team.moments(advantage_B)
+    (_, spread), (_, missed) = team.moments(target_B), team.moments(target_B - value_B)
+    numbers = {
+        "explained_variance": explained_variance(spread, missed),
+        "value_mean": team.moments(value_B)[0],
+        "advantage_std": deviation,
+    }
+    return normalised(advantage_B, mean, deviation) if config.normalise else advantage_B, numbers
 
 
 def _last_observations(episodes: list[Episode]) -> Observations:

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from alpagym_runtime.trainers.base import Observations
+from alpagym_runtime.trainers.team import Team
 from alpagym_runtime.types import ImitatingPolicy
 
 
@@ -22,6 +23,7 @@ class EarlyStop:
         patience: epochs without improvement after which it is over.
         batch: decisions a forward.
         state: of the stage; `best_loss`, `best_epoch`.
+        team: each of it has a part of the decisions.
 
     """
 
@@ -33,10 +35,12 @@ class EarlyStop:
         patience: int,
         batch: int,
         state: dict[str, Any],
+        team: Team,
     ) -> None:
         self.best = copy.deepcopy(policy.module)
         self._policy, self._observation, self._target = policy, observation, target
-        self._patience, self._batch, self._state = patience, batch, state
+        self._patience, self._batch, self._state, self._team = patience, batch, state, team
+        self._count = sum(team.gather(len(target)))
 
     def after_epoch(self, epoch: int) -> tuple[dict[str, float], bool]:
         """Numbers to log after epoch 1, 2, …, and whether to stop."""
@@ -46,7 +50,7 @@ class EarlyStop:
             self._state |= {"best_loss": loss, "best_epoch": epoch}
             self.best.load_state_dict(self._policy.module.state_dict())
         waited = epoch - int(self._state.get("best_epoch", 0))
-        numbers = {"validation_loss": loss, "validation_samples": float(len(self._target)), "epochs_waited": waited}
+        numbers = {"validation_loss": loss, "validation_samples": float(self._count), "epochs_waited": waited}
         return numbers, waited >= self._patience
 
     def take_best(self) -> None:
@@ -55,11 +59,11 @@ class EarlyStop:
             self._policy.load(self.best.state_dict(), self._policy.version)
 
     def _loss(self) -> float:
-        """Mean over the validation decisions."""
+        """Mean over the validation decisions of the team."""
         total = 0.0
         with torch.no_grad():
             for start in range(0, len(self._target), self._batch):
                 rows = np.arange(start, min(start + self._batch, len(self._target)))
                 loss = self._policy.imitation_loss(self._observation.take(rows), self._target[rows])
                 total += float(loss.double().sum())
-        return total / len(self._target)
+        return float(sum(self._team.gather(total))) / self._count

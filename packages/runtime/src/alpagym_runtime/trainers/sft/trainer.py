@@ -6,7 +6,7 @@ It goes on until the loss on validation drives stops falling, `epochs` at most, 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,9 +15,11 @@ from alpagym_runtime.errors import ConfigError
 from alpagym_runtime.policies.noisy_expert import LABEL
 from alpagym_runtime.random import generator, mix_int
 from alpagym_runtime.trainers.base import Observations, decision_batch
+from alpagym_runtime.trainers.learner import whole_tensor
 from alpagym_runtime.trainers.sft.config import SftConfig
 from alpagym_runtime.trainers.sft.early_stop import EarlyStop
 from alpagym_runtime.trainers.sft.stored import choose, hold_out, hold_still, read_data
+from alpagym_runtime.trainers.team import Team, is_shard
 from alpagym_runtime.types import Episode, EpisodeRequest, ImitatingPolicy, Sampling
 
 if TYPE_CHECKING:
@@ -51,35 +53,40 @@ class SftTrainer:
         if run.stage_done(STAGE):
             return
         observation, target, validation = self._data(run) if config.store is None else self._stored(run)
-        optimiser = torch.optim.AdamW(
-            policy.module.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
-        )
+        learner, team = run.learner(), run.team
+        optimiser = torch.optim.AdamW(learner.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
         watch = None
         if validation is not None:
-            watch = EarlyStop(policy, *validation, config.patience, config.batch, run.stage_state)
+            watch = EarlyStop(policy, *validation, config.patience, config.batch, run.stage_state, team)
         kept = None if watch is None else watch.best
         first = run.begin_stage(STAGE, config.epochs, "epochs", optimiser, kept)
-        batches = -(-len(target) // config.batch)
+        # Rows of the whole team in order: this process's are those from `begin` on.
+        sizes = team.gather(len(target))
+        begin, count = sum(sizes[: team.rank]), sum(sizes)
+        batches = -(-count // config.batch)
         for epoch in range(first, config.epochs):
             started = time.perf_counter()
-            order = generator(run.config.run.seed, 7, epoch).permutation(len(target))
-            total, refused = torch.zeros(()), 0
-            for b, rows in enumerate(np.array_split(order, batches)):
-                rate = _one_cycle((epoch * batches + b) / (config.epochs * batches)) * config.learning_rate
-                for group in optimiser.param_groups:
-                    group["lr"] = rate
-                loss = policy.imitation_loss(observation.take(rows), target[rows]).mean()
-                optimiser.zero_grad()
-                loss.backward()
-                norm = torch.nn.utils.clip_grad_norm_(policy.module.parameters(), config.gradient_clip)
-                if not bool(torch.isfinite(norm)) or not bool(torch.isfinite(loss)):
-                    refused += 1
-                    continue
-                optimiser.step()
-                total += loss.detach()
+            order = generator(run.config.run.seed, 7, epoch).permutation(count)
+            total, refused = 0.0, 0
+            with learner.training():
+                for b, rows in enumerate(np.array_split(order, batches)):
+                    rate = _one_cycle((epoch * batches + b) / (config.epochs * batches)) * config.learning_rate
+                    for group in optimiser.param_groups:
+                        group["lr"] = rate
+                    optimiser.zero_grad()
+                    mine = rows[(rows >= begin) & (rows < begin + len(target))] - begin
+                    loss = self._backward(run, observation, target, mine, len(rows))
+                    norm = whole_tensor(
+                        torch.nn.utils.clip_grad_norm_(policy.module.parameters(), config.gradient_clip)
+                    )
+                    if not bool(torch.isfinite(norm)) or not np.isfinite(loss):
+                        refused += 1
+                        continue
+                    optimiser.step()
+                    total += loss
             numbers = {
-                "loss": float(total) / max(batches - refused, 1),
-                "samples": float(len(target)),
+                "loss": total / max(batches - refused, 1),
+                "samples": float(count),
                 "steps_refused": float(refused),
             }
             stop = False
@@ -93,12 +100,28 @@ class SftTrainer:
             if stop:
                 break
 
+    def _backward(self, run: Run, observation: Observations, target: np.ndarray, rows: np.ndarray, count: int) -> float:
+        """The loss of a batch of `count` rows over the team, of which `rows` are here; leaves its gradient."""
+        policy, team = run.policy, run.team
+        sharded = any(map(is_shard, policy.module.parameters()))
+        share = 0.0
+        if len(rows) or sharded:
+            # Forwards and backwards of a sharded policy are taken by all at once: who has no row takes one for nothing.
+            used = rows if len(rows) else np.zeros(1, np.int64)
+            loss = policy.imitation_loss(observation.take(used), target[used]).sum() / count
+            loss = loss if len(rows) else loss * 0.0
+            (loss * team.size if sharded else loss).backward()  # shards take the mean over the team
+            share = float(loss.detach())
+        team.add_gradients(policy.module.parameters())
+        return float(sum(team.gather(share)))
+
     def _stored(self, run: Run) -> tuple[Observations, np.ndarray, Data | None]:
         """Decisions of stored episodes, and those of scenes that are held out for validation."""
         config, spec = self._config, run.policy.spec
         files = choose(config)
         hold_still(files, run.directory, run.resuming)
         files, held = hold_out(files, config.validation_share) if config.patience else (files, [])
+        files, held = _mine(files, run.team), _mine(held, run.team) if held else []
         run.reporter.note(
             f"imitating {config.target} of {len(files)} episodes in {config.store}, validating on {len(held)}"
         )
@@ -134,6 +157,7 @@ class SftTrainer:
             for drive in range(drives)
             for number, scene_id in enumerate(core.spec.scenes[:most])
         ]
+        requests = _mine(requests, run.team)
         run.reporter.stage(f"expert drives {split}", len(requests), "drives")
 
         finished: list[Episode] = []
@@ -146,7 +170,7 @@ class SftTrainer:
 
         def watch(episode: Episode) -> None:
             run.reporter.advance()
-            run.check_stop()
+            run.check_stop_alone()
             if not episode.trainable:
                 return
             finished.append(episode)
@@ -156,8 +180,15 @@ class SftTrainer:
                 join()
 
         usable = [e for e in collector.collect(requests, Sampling(), watch) if e.trainable]
-        if not usable:
+        everywhere = run.team.gather(len(usable))
+        if not sum(everywhere):
             return None
+        if not min(everywhere):
+            raise ConfigError(
+                f"a process of the team has no usable expert drive in {split}: {everywhere} of them each; "
+                f"take fewer processes, or more scenes",
+                key="topology.processes",
+            )
         if waiting:
             join()
         first = dict(zip(map(id, finished), np.cumsum([0, *map(len, finished)]), strict=False))
@@ -166,6 +197,16 @@ class SftTrainer:
         target = np.concatenate([episode.labels[LABEL] for episode in usable])
         keep = np.concatenate([e.labels[f"{LABEL}_mask"].all(axis=1) & e.controls for e in usable])
         return Observations.concatenate(parts).keep(rows[keep]), target[keep]
+
+
+def _mine(things: list[Any], team: Team) -> list[Any]:
+    """This process's part of a list."""
+    part = team.part(len(things))
+    if not len(part):
+        raise ConfigError(
+            f"{team.size} processes cannot share {len(things)} episodes; take fewer", key="topology.processes"
+        )
+    return things[part.start : part.stop]
 
 
 def _one_cycle(progress: float) -> float:

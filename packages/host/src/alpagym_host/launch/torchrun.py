@@ -1,0 +1,94 @@
+"""One process of a team that torchrun starts: `torchrun --nproc-per-node N -m alpagym_host.launch.torchrun RUN_DIR`.
+
+Rank 0 is the run as it always is: it holds the directory's lock, shows progress, writes. The others drive and train
+their share and write nothing but episodes. A signal asks all of them to stop after the step in hand.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import FrameType
+
+from alpagym_host.launch.local import Stop, launch
+from alpagym_host.run_dir import command_of, open_existing
+from alpagym_plugins import ConfigError
+from alpagym_runtime.run_config import RunConfig, load_run_config
+
+
+def command_line(processes: int, directory: Path) -> list[str]:
+    """What starts a run on one machine in so many processes."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    return [*torchrun, "-m", "alpagym_host.launch.torchrun", str(directory)]
+
+
+def launch_team(config: RunConfig, directory: Path) -> int:
+    """Run torchrun to its end, on to which signals are passed; its exit code."""
+    child = subprocess.Popen(command_line(config.topology.processes, directory))
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        # Ctrl-C reaches the whole group by itself.
+        # torchrun itself would die of SIGUSR1, before its processes have kept a checkpoint.
+        if number != signal.SIGINT:
+            child.send_signal(signal.SIGTERM)
+
+    asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    before = {number: signal.signal(number, pass_on) for number in asked}
+    try:
+        return child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def main() -> int:
+    """Train in this process; the exit code."""
+    if "RANK" not in os.environ or len(sys.argv) != 2:
+        raise ConfigError("start it with torchrun: torchrun --nproc-per-node N -m alpagym_host.launch.torchrun RUN_DIR")
+    directory = open_existing(Path(sys.argv[1]))
+    config = load_run_config(directory)
+    if (command := command_of(directory)) != "train":
+        raise ConfigError(f"{directory} was made for {command}, which one process does: alpagym resume {directory}")
+    from alpagym_runtime.trainers.run import Run
+    from alpagym_runtime.trainers.team import Team
+
+    team = Team.join(config.learner.device)
+    if team.writes:
+        from rich.console import Console
+
+        code = launch(config, directory, "train", Console(), functools.partial(Run, team=team))
+    else:
+        stop = _quiet_stop()
+        outcome = Run(config, directory, stop_requested=stop, team=team).train()
+        code = 0 if outcome.completed else 128 + (stop.signal or signal.SIGTERM)
+    # Not after an error: torchrun ends the others, which may wait for this process somewhere else.
+    team.leave()
+    return code
+
+
+def _quiet_stop() -> Stop:
+    stop = Stop()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        stop.signal = number
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handle)
+    return stop
+
+
+if __name__ == "__main__":
+    try:
+        code = main()
+    except ConfigError as err:
+        print(f"error: {err}", file=sys.stderr)
+        sys.exit(2)
+    # Everything is closed and written. A thread of gloo's aborts an interpreter that takes itself down, now and then
+    # (2 of 10 runs, torch 2.11: "terminate called without an active exception").
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
