@@ -97,9 +97,10 @@ class CameraStream:
             steps, old = self._choose(rows, wanted, camera)
             places, slot, step = _assign(camera.steps, rows, steps)
             self._render(camera, slots, slot, step, places[1])
-            if self._config.encoding == "jpeg95":
-                frames += self._encode(name, camera, slot, step, places[1])
-            camera.ids[slot, places[1]] = frame_ids(camera.pictures, slot, places[1])
+            files = self._encode(camera, slot, places[1]) if self._config.encoding == "jpeg95" else []
+            ids = camera.ids[slot, places[1]] = frame_ids(camera.pictures, slot, places[1])
+            for data, row, at, number in zip(files, slot.tolist(), step.tolist(), ids.tolist(), strict=False):
+                frames.append(Frame(row, name, at * STEP_US, number, "jpeg", data))
             out[f"camera_{name}"] = camera.pictures[rows[:, None], places[0]]
             out[f"camera_{name}_time_us"] = steps * STEP_US
             out[f"camera_{name}_frame_id"] = np.where(old, np.uint64(0), camera.ids[rows[:, None], places[0]])
@@ -210,16 +211,15 @@ class CameraStream:
             groups.append((scene, self._sceneries[int(who[0]), camera.eye.texel_m], jobs))
         self._renderer.draw(camera.eye, groups, out)
 
-    def _encode(self, name: str, camera: _Camera, slot: Int, step: Int, place: Int) -> list[Frame]:
+    @staticmethod
+    def _encode(camera: _Camera, slot: Int, place: Int) -> list[bytes]:
         """JPEGs of new pictures, which are replaced by what the JPEGs show."""
-        frames = []
-        for row, k, at in zip(slot.tolist(), place.tolist(), step.tolist(), strict=True):
+        files = []
+        for row, k in zip(slot.tolist(), place.tolist(), strict=True):
             picture = camera.pictures[row, k]
-            data = simplejpeg.encode_jpeg(picture, JPEG_QUALITY, "RGB", "420")
-            simplejpeg.decode_jpeg(data, "RGB", buffer=picture)
-            number = int(frame_ids(camera.pictures, np.array([row]), np.array([k]))[0])
-            frames.append(Frame(row, name, at * STEP_US, number, "jpeg", data))
-        return frames
+            files.append(simplejpeg.encode_jpeg(picture, JPEG_QUALITY, "RGB", "420"))
+            simplejpeg.decode_jpeg(files[-1], "RGB", buffer=picture)
+        return files
 
 
 def _assign(held: Int, rows: Int, steps: Int) -> tuple[tuple[Int, Int], Int, Int]:

@@ -46,7 +46,7 @@ class Ground(NamedTuple):
     """Tiles as the kernels read them."""
 
     tiles: NDArray[np.uint8]  # [n,65,65] palette entries
-    cells: NDArray[np.int32]  # all levels' maps, row by row: a palette entry (< 256), or 256 + tile
+    cells: NDArray[np.int32]  # all levels' maps, row by row: a palette entry (< 256), or 256 + tile; GRASS
     levels: NDArray[np.int64]  # [LEVELS,3] offset in `cells`, rows, columns
     origin: F64  # [3] x, y m of the first texel's corner, texel m
 
@@ -132,7 +132,7 @@ def draw_ground(patches: Sequence[Patch], way: F64, texel_m: float) -> Ground:
     sizes = np.cumsum([0] + [part.size for part in maps])
     return Ground(
         np.stack(kept) if kept else np.zeros((0, EDGE, EDGE), np.uint8),
-        np.concatenate([part.ravel() for part in maps]),
+        np.concatenate([*(part.ravel() for part in maps), np.array([GRASS], np.int32)]),
         np.array([(start, *part.shape) for start, part in zip(sizes[:-1], maps, strict=True)], np.int64),
         np.array([x0, y0, texel_m]),
     )

@@ -21,7 +21,7 @@ from alpagym_runtime.simulators.embedded.rendering.materials import (
     mixtures,
 )
 from alpagym_runtime.simulators.embedded.rendering.quads import CLASS, NAME, build
-from alpagym_runtime.simulators.embedded.rendering.raster import FAR, draw
+from alpagym_runtime.simulators.embedded.rendering.raster import FAR, collect, find
 from alpagym_runtime.simulators.embedded.rendering.rays import NO_GROUND
 from alpagym_runtime.simulators.embedded.rendering.scenery import MARKING, ROAD, SKY, TERRAIN, WALK
 from alpagym_runtime.simulators.embedded.rendering.weather import SUN_X, SUN_Z
@@ -40,21 +40,25 @@ def ground_classes() -> NDArray[np.int64]:
 
 @picture_kernel
 def label(depth_m, instance, kind, pose, time_s, actors, present, sizes, kinds, looks, table, ground, walls, trees,
-          heads, green, cycle, yellow, air, scratch, tiles, classes):  # fmt: skip
+          heads, green, cycle, yellow, air, scratch, texels, classes):  # fmt: skip
     """Fill three pictures [h,w] of one job; the camera takes one sample a pixel."""
-    depth, seen, quads, points, corner, kept, left, right = scratch
-    pixel_rad = np.float32(table.pixel_rad)
+    (quads, edges, entries, rows, points, corner, kept, left, right, depth, seen) = scratch[:11]
+    pixel_rad, wide = np.float32(table.pixel_rad), table.wide[0]
+    height, width = depth_m.shape
     sun = air.numbers[SUN_X : SUN_Z + 1]
     count = build(quads, walls, trees, heads, green, cycle, yellow, time_s, pose, table.centre, table.rotation,
                   table.cone, actors, present, sizes, kinds, looks, sun, air.numbers)  # fmt: skip
-    draw(quads, count, table.rays, table.rotation, table.projection, table.numbers, table.radius, table.affine,
-         table.cone, pixel_rad, tiles, depth, seen, points, corner, kept, left, right)  # fmt: skip
+    entries = collect(quads, count, table.rotation, table.projection, table.numbers, table.radius, table.affine,
+                      table.cone, pixel_rad, height, width, edges, entries, rows, points, corner, kept, left,
+                      right)  # fmt: skip
     cos, sin = math.cos(pose[2]), math.sin(pose[2])
-    for row in range(depth.shape[0]):
-        for column in range(depth.shape[1]):
-            q = seen[row, column]
+    for row in range(height):
+        find(entries, rows[row], edges, quads, table.ray_x, table.ray_y, table.ray_z, row * wide, wide, pixel_rad,
+             texels, depth, seen, 0)  # fmt: skip
+        for column in range(width):
+            q = seen[column]
             if q >= 0:
-                depth_m[row, column] = depth[row, column]
+                depth_m[row, column] = depth[column]
                 instance[row, column], kind[row, column] = int(quads[q, NAME]), int(quads[q, CLASS])
                 continue
             instance[row, column] = 0
@@ -63,7 +67,7 @@ def label(depth_m, instance, kind, pose, time_s, actors, present, sizes, kinds, 
                 depth_m[row, column], kind[row, column] = FAR, SKY
                 continue
             depth_m[row, column] = table.distance[row, column]
-            gx, gy = table.ground[row, column, 0], table.ground[row, column, 1]
+            gx, gy = table.ground_x[row * table.wide[1] + column], table.ground_y[row * table.wide[1] + column]
             scale = 1.0 / (ground.origin[2] * (1 << k))
             px = (cos * gx - sin * gy + pose[0] - ground.origin[0]) * scale
             py = (sin * gx + cos * gy + pose[1] - ground.origin[1]) * scale

@@ -1,4 +1,4 @@
-"""Ground, sky and shadows by pixel; then what stands, mixed in by its samples; for whole batches of pictures."""
+"""Pictures row by row: what stands, ground, sky and shadows behind it, and both together; for whole batches."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from numpy.typing import NDArray
 
 from alpagym_runtime.simulators.embedded.rendering.compiled import inlined, picture_kernel
 from alpagym_runtime.simulators.embedded.rendering.ground import EDGE, TILE
-from alpagym_runtime.simulators.embedded.rendering.materials import GRASS
+from alpagym_runtime.simulators.embedded.rendering.memory import get, put
 from alpagym_runtime.simulators.embedded.rendering.quads import build, in_sight
-from alpagym_runtime.simulators.embedded.rendering.raster import colour, draw, outline, spans
-from alpagym_runtime.simulators.embedded.rendering.rays import LEVELS, NO_GROUND
+from alpagym_runtime.simulators.embedded.rendering.raster import channels, collect, find, outline, packed, shade, spans
 from alpagym_runtime.simulators.embedded.rendering.weather import DENSITY, FOG, GLOW, SHADOW, SUN_X, SUN_Z
 
 GRAIN = 256
 GRAIN_LEVELS = 4
-GRAIN_OFFSETS = np.cumsum([0] + [(GRAIN >> level) ** 2 for level in range(GRAIN_LEVELS)])[:GRAIN_LEVELS].astype(
-    np.int64
-)
 SHADOW_REACH_M = 90.0
 TILE_SIZE = EDGE * EDGE
+THIRD = np.int32(-1431655765)
+"""1 / 3 among 32 bits: exact for multiples of three."""
 
 
 @lru_cache(maxsize=1)
 def grain() -> NDArray[np.int8]:
-    """Brightness of the ground's surface, ±40 of 256, levels of halved resolution behind each other; seamless."""
+    """Brightness of the ground's surface, ±40 of 256, levels of halved resolution behind each other; seamless.
+
+    Last comes a zero, for levels beyond.
+    """
     rng = np.random.default_rng(3)
     total: Any = np.zeros((GRAIN, GRAIN), np.float32)
     for sigma, share in ((0.9, 13.0), (3.5, 7.0), (18.0, 9.0)):
@@ -40,131 +41,150 @@ def grain() -> NDArray[np.int8]:
     for _ in range(GRAIN_LEVELS):
         parts.append(np.clip(total, -40, 40).astype(np.int8).ravel())
         total = cv2.resize(total, None, fx=0.5, fy=0.5, interpolation=cv2.INTER_AREA)
-    return np.concatenate(parts)
+    return np.concatenate([*parts, np.zeros(1, np.int8)])
 
 
 @inlined
-def clear_air(distance, density):
-    """Share of light that reaches the eye; close to exp(-density · distance), without its cost."""
-    a = distance * density
-    return np.float32(1.0) / (np.float32(1.0) + a + np.float32(0.5) * a * a)
-
-
-@picture_kernel
-def paint_sky(out, backdrop, level, elevation, rays, air, yaw):
+def sky_row(sky, table, air, sun_x, sun_y, sun_z, row, back):
     """The backdrop, and the sun's glow where there is one."""
-    out[:] = backdrop
-    glow, most = np.float32(air[GLOW]), np.float32(255.0)
-    if glow == 0.0:
+    glow, zero, most = np.float32(air[GLOW]), np.float32(0.0), np.float32(255.0)
+    wide = table.wide[1]
+    first = row * wide
+    if glow == zero:
+        for x in range(wide):
+            put(back, np.uintp(x), get(sky, np.uintp(first + x), "table"), "back")
         return
-    height, width = level.shape
-    sun_x = np.float32(math.cos(yaw) * air[SUN_X] + math.sin(yaw) * air[SUN_X + 1])
-    sun_y = np.float32(math.cos(yaw) * air[SUN_X + 1] - math.sin(yaw) * air[SUN_X])
-    sun_z = np.float32(air[SUN_Z])
-    step = rays.shape[0] // height
-    middle = step // 2
-    for row in range(height):
-        for column in range(width):
-            if level[row, column] != NO_GROUND or elevation[row, column] > 1.5:
-                continue
-            y, x = row * step + middle, column * step + middle
-            towards = max(rays[y, x, 0] * sun_x + rays[y, x, 1] * sun_y + rays[y, x, 2] * sun_z, np.float32(0.0))
-            wide = towards * towards
-            wide = wide * wide
-            tight = wide * wide
-            tight = tight * tight
-            tight = tight * tight
-            tight = tight * tight
-            add = glow * (np.float32(52.0) * wide + np.float32(150.0) * tight * tight)
-            out[row, column, 0] = np.uint8(min(np.float32(out[row, column, 0]) + add, most))
-            out[row, column, 1] = np.uint8(min(np.float32(out[row, column, 1]) + add * np.float32(0.8), most))
-            out[row, column, 2] = np.uint8(min(np.float32(out[row, column, 2]) + add * np.float32(0.5), most))
+    for x in range(wide):
+        o = np.uintp(first + x)
+        towards = get(table.middle_x, o, "table") * sun_x + get(table.middle_y, o, "table") * sun_y
+        towards = max(towards + get(table.middle_z, o, "table") * sun_z, zero)
+        # Powers of 4 and 64.
+        wider = towards * towards
+        wider = wider * wider
+        tight = wider * wider
+        tight = tight * tight
+        tight = tight * tight
+        tight = tight * tight
+        add = glow * (np.float32(52.0) * wider + np.float32(150.0) * tight)
+        r, g, b = channels(get(sky, o, "table"))
+        r, g, b = r + add, g + add * np.float32(0.8), b + add * np.float32(0.5)
+        put(back, np.uintp(x), packed(min(r, most), min(g, most), min(b, most)), "back")
 
 
-@picture_kernel
-def paint_ground(out, ground, level, taps, reach, clear_by_pixel, tiles, index, levels, origin, palette,
-                 surface_grain, air, x, y, yaw):  # fmt: skip
-    """The ground of one picture [h,w,3]; x, y, yaw of the rig in the local frame."""
-    height = level.shape[0]
+@inlined
+def mixture(entry, place, tiles, palette):
+    """256 times the colour, in the palette's packing, of a cell's entry at a place within its tile."""
+    if entry < 256:
+        return palette[np.uintp(entry)] << 8
+    right, down = (place >> 13) & 15, place >> 17
+    # Unsigned offsets spare a test for negative ones.
+    at = np.uintp((np.int64(entry) - 256) * TILE_SIZE + (place & 8191))
+    a, b = palette[tiles[at]], palette[tiles[at + np.uintp(1)]]
+    at += np.uintp(EDGE)
+    c, d = palette[tiles[at]], palette[tiles[at + np.uintp(1)]]
+    # A difference's borrows between the channels cancel in the sum.
+    upper, lower = (a << 4) + (b - a) * right, (c << 4) + (d - c) * right
+    return (upper << 4) + (lower - upper) * down
+
+
+@inlined
+def ground_row(table, clear, tiles, cells, levels, origin, palette, surface, air, x, y, yaw, row, bare, shadows, shadow,
+               cell, inner, grains, total, norm, back):  # fmt: skip
+    """The ground where a pixel of a row is `bare`; x, y, yaw of the rig in the local frame.
+
+    `shadows` from `shadow` on are the shares of light that the road users leave.
+    """
     cos, sin = np.float32(math.cos(yaw)), np.float32(math.sin(yaw))
     ox, oy = np.float32(x - origin[0]), np.float32(y - origin[1])
+    zero, half, two, sixteen, one = (
+        np.float32(0.0), np.float32(0.5), np.float32(2.0), np.float32(16.0), np.float32(1.0),
+    )  # fmt: skip
+    finest = np.float32(1.0 / origin[2])
+    columns = np.int32(levels[0, 2])
+    across, along = np.float32(levels[0, 2] * TILE), np.float32(levels[0, 1] * TILE)
+    all_cells, nowhere = np.int32(4 * levels[0, 1] * levels[0, 2]), np.int32(len(cells) - 1)
+    all_grains, smooth = np.int32(4 * GRAIN * GRAIN), np.int32(len(surface) - 1)
+    begin, first = table.starts[row, 0], table.starts[row, 1]
+    # Where each sample looks; in loops without branches.
+    for j in range(table.starts[row + 1, 1] - first):
+        o, s = np.uintp(j), np.uintp(first + j)
+        k = np.int32(np.int32(get(table.tap_level, s, "table")) & np.int32(7))
+        part = np.int32(np.int32(np.int32(127) - k) << np.int32(23)).view(np.float32)
+        gx, gy = get(table.tap_x, s, "table"), get(table.tap_y, s, "table")
+        px = (cos * gx - sin * gy + ox) * (finest * part) - half
+        py = (sin * gx + cos * gy + oy) * (finest * part) - half
+        inside = (px >= zero) & (py >= zero) & (px < across * part) & (py < along * part)
+        px, py = (px if inside else zero), (py if inside else zero)
+        ix, iy = np.int32(px), np.int32(py)
+        fx, fy = np.int32((px - np.float32(ix)) * sixteen), np.int32((py - np.float32(iy)) * sixteen)
+        # Maps of the finer levels: 4/3 (1 - 4^-k) of the finest one's size.
+        double = np.int32(k << np.int32(1))
+        start = np.int32(np.int32(all_cells - np.int32(all_cells >> double)) * THIRD)
+        there = np.int32(np.int32(start + np.int32(np.int32(iy >> np.int32(6)) * np.int32(columns >> k)))
+                         + np.int32(ix >> np.int32(6)))  # fmt: skip
+        put(cell, o, there if inside else nowhere, "cell")
+        at = np.int32(np.int32(np.int32(iy & np.int32(63)) * np.int32(EDGE)) + np.int32(ix & np.int32(63)))
+        put(inner, o, np.int32(at | np.int32(fx << np.int32(13)) | np.int32(fy << np.int32(17))), "inner")
+        size = np.int32(np.int32(GRAIN) >> k)
+        nx = np.int32(np.int32(px * two) & np.int32(size - np.int32(1)))
+        ny = np.int32(np.int32(py * two) & np.int32(size - np.int32(1)))
+        start = np.int32(np.int32(all_grains - np.int32(all_grains >> double)) * THIRD)
+        there = np.int32(np.int32(start + np.int32(ny * size)) + nx)
+        put(grains, o, there if k < np.int32(GRAIN_LEVELS) else smooth, "grain")
+    # What lies there.
+    pixels = table.starts[row + 1, 0] - begin
+    if pixels == table.starts[row + 1, 1] - first:
+        for j in range(pixels):
+            column, o = np.uintp(table.columns[np.uintp(begin + j)]), np.uintp(j)
+            if bare[column]:
+                total[column] = mixture(cells[np.uintp(cell[o])], np.int64(inner[o]), tiles, palette)
+                rough = np.float32(surface[np.uintp(grains[o])])
+                norm[column] = (np.float32(256.0) + rough) * np.float32(1.0 / 65536.0)
+    else:
+        sample = np.uintp(0)
+        for j in range(begin, begin + pixels):
+            column, count = np.uintp(table.columns[np.uintp(j)]), np.uintp(table.taps[np.uintp(j)])
+            if bare[column]:
+                value = np.int64(0)
+                for tap in range(count):
+                    place = sample + np.uintp(tap)
+                    value += mixture(cells[np.uintp(cell[place])], np.int64(inner[place]), tiles, palette)
+                total[column] = value
+                rough = np.float32(surface[np.uintp(grains[sample + count - np.uintp(1)])])
+                norm[column] = (np.float32(256.0) + rough) * (np.float32(1.0 / 65536.0) / np.float32(count))
+            sample += count
+    # Its light, and the air between.
     fog_r, fog_g, fog_b = np.float32(air[FOG]), np.float32(air[FOG + 1]), np.float32(air[FOG + 2])
-    texels = np.empty(LEVELS, np.float32)
-    for k in range(LEVELS):
-        texels[k] = 1.0 / (origin[2] * (1 << k))
-    zero, half, two, sixteen = np.float32(0.0), np.float32(0.5), np.float32(2.0), np.float32(16.0)
-    starts, columns = levels[:, 0].copy(), levels[:, 2].copy()
-    span_x, span_y = np.empty(LEVELS, np.float32), np.empty(LEVELS, np.float32)
-    for k in range(LEVELS):
-        span_x[k], span_y[k] = levels[k, 2] * TILE, levels[k, 1] * TILE
-    shares = np.empty(9, np.float32)
-    for k in range(9):
-        shares[k] = 1.0 / (256.0 * max(k, 1))
-    beyond = palette[GRASS] << 8
-    for row in range(height):
-        for column in range(reach[row, 0], reach[row, 1]):
-            k = level[row, column]
-            if k == NO_GROUND:
-                continue
-            gx, gy = ground[row, column, 0], ground[row, column, 1]
-            scale = texels[k]
-            px = (cos * gx - sin * gy + ox) * scale - half
-            py = (sin * gx + cos * gy + oy) * scale - half
-            count = taps[row, column]
-            sx = sy = np.float32(0.0)
-            if count > 1:
-                ax, ay = ground[row, column, 2], ground[row, column, 3]
-                part = scale / np.float32(count)
-                sx, sy = (cos * ax - sin * ay) * part, (sin * ax + cos * ay) * part
-                back = np.float32(count - 1) * half
-                px -= back * sx
-                py -= back * sy
-            total = np.int64(0)
-            for _ in range(count):
-                if px >= zero and py >= zero and px < span_x[k] and py < span_y[k]:
-                    ix, iy = int(px), int(py)
-                    entry = index[np.uintp(starts[k] + (iy >> 6) * columns[k] + (ix >> 6))]
-                    if entry < 256:
-                        total += palette[np.uintp(entry)] << 8
-                    else:
-                        # Unsigned offsets spare a test for negative ones.
-                        at = (entry - 256) * TILE_SIZE + (iy & 63) * EDGE + (ix & 63)
-                        fx = int((px - np.float32(ix)) * sixteen)
-                        fy = int((py - np.float32(iy)) * sixteen)
-                        upper = palette[tiles[np.uintp(at)]] * (16 - fx) + palette[tiles[np.uintp(at + 1)]] * fx
-                        at += EDGE
-                        lower = palette[tiles[np.uintp(at)]] * (16 - fx) + palette[tiles[np.uintp(at + 1)]] * fx
-                        total += upper * (16 - fy) + lower * fy
-                else:
-                    total += beyond
-                px += sx
-                py += sy
-            norm = shares[count]
-            if k < GRAIN_LEVELS:
-                size = (GRAIN >> k) - 1
-                nx, ny = int((px - sx) * two), int((py - sy) * two)
-                n = surface_grain[np.uintp(GRAIN_OFFSETS[k] + (ny & size) * (size + 1) + (nx & size))]
-                norm *= np.float32(1.0) + np.float32(n) * np.float32(1.0 / 256.0)
-            clear = clear_by_pixel[row, column]
-            norm *= clear
-            rest = np.float32(1.0) - clear
-            r = np.float32(total & 0xFFFFF) * norm + fog_r * rest
-            g = np.float32((total >> 20) & 0xFFFFF) * norm + fog_g * rest
-            b = np.float32(total >> 40) * norm + fog_b * rest
-            out[row, column, 0] = np.uint8(min(r, np.float32(255.0)))
-            out[row, column, 1] = np.uint8(min(g, np.float32(255.0)))
-            out[row, column, 2] = np.uint8(min(b, np.float32(255.0)))
+    low, most = np.int64(0xFFFFF), np.float32(255.0)
+    left, plane = table.reach[row, 0], row * table.wide[1]
+    for j in range(table.reach[row, 1] - left):
+        o = np.uintp(left + j)
+        arrives, light = (
+            get(clear, np.uintp(plane + left + j), "table"),
+            get(shadows, np.uintp(shadow + left + j), "shade"),
+        )
+        value, share = get(total, o, "total"), get(norm, o, "norm") * light * arrives
+        rest = one - arrives
+        r = np.float32(np.int32(value & low)) * share + fog_r * rest
+        g = np.float32(np.int32((value >> 20) & low)) * share + fog_g * rest
+        b = np.float32(np.int32((value >> 40) & low)) * share + fog_b * rest
+        new, old = packed(min(r, most), min(g, most), min(b, most)), get(back, o, "back")
+        put(back, o, new if arrives > zero else old, "back")
 
 
 @picture_kernel
-def paint_shadows(out, ground, level, rotation, projection, numbers, radius, affine, cone, pixel_rad, centre, pose,
-                  actors, present, sizes, air, points, corner, kept, left, right):  # fmt: skip
-    """Darken the ground under and behind road users, seen from the sun."""
-    height, width = level.shape
-    samples = projection[1]
+def cast_shadows(shadows, shaded, table, pose, actors, present, sizes, air, points, corner, kept, left, right):
+    """The share of light [(h+1)*wide] that road users leave on the ground under and behind them, seen from the sun.
+
+    Only rows that `shaded` [h] marks are written; the last row is ones.
+    """
+    height, width, wide = table.level.shape[0], table.level.shape[1], table.wide[1]
+    shaded[:] = False
+    samples, rotation, centre = table.projection[1], table.rotation, table.centre
     cos, sin = math.cos(pose[2]), math.sin(pose[2])
     quad = np.zeros(12)
     reach = 1.1 / max(air[SUN_Z], 0.25)
+    zero, one = np.float32(0.0), np.float32(1.0)
     for a in range(len(present)):
         if not present[a]:
             continue
@@ -183,7 +203,7 @@ def paint_shadows(out, ground, level, rotation, projection, numbers, radius, aff
         soft = 0.12 + 0.05 * hx
         x0, x1 = min(-hx, -hx + ex) - soft, max(hx, hx + ex) + soft
         y0, y1 = min(-hy, -hy + ey) - soft, max(hy, hy + ey) + soft
-        if not in_sight(x - centre[0], y - centre[1], -centre[2], max(x1, -x0) + max(y1, -y0), rotation, cone):
+        if not in_sight(x - centre[0], y - centre[1], -centre[2], max(x1, -x0) + max(y1, -y0), rotation, table.cone):
             continue
         # Seen from above: the corner, the edge to the right, the edge down.
         quad[0] = x + c * x0 - s * y1 - centre[0]
@@ -191,141 +211,149 @@ def paint_shadows(out, ground, level, rotation, projection, numbers, radius, aff
         quad[2] = -centre[2]
         quad[3], quad[4] = c * (x1 - x0), s * (x1 - x0)
         quad[6], quad[7] = s * (y1 - y0), -c * (y1 - y0)
-        m = outline(quad, rotation, projection, numbers, radius, affine, cone, pixel_rad, points, corner, kept)
+        m = outline(quad, rotation, table.projection, table.numbers, table.radius, table.affine, table.cone,
+                    table.pixel_rad, points, corner, kept)  # fmt: skip
         if m == 0:
             continue
         if m < 0:
             first, last = 0, height
-            left[:] = 0
-            right[:] = width - 1
+            left[:height] = 0
+            right[:height] = width - 1
         else:
             for k in range(m):
                 points[k, 0] /= samples
                 points[k, 1] /= samples
             first, last = spans(points, m, 1.5, height, width, left, right)
         strength, contact = np.float32(air[SHADOW]), np.float32(0.42)
-        blur = np.float32(1.0 / soft)
-        length = np.float32(math.hypot(ex, ey) + 1e-6)
-        fx, fy = np.float32(ex), np.float32(ey)
+        blur, softness, steep = np.float32(1.0 / soft), np.float32(soft), np.float32(2.0 * math.hypot(ex, ey) / soft)
+        # One over the shadow's extent along each axis; almost none counts as a millionth of a metre.
+        per_x = np.float32(1.0 / (ex if abs(ex) > 1e-6 else 1e-6))
+        per_y = np.float32(1.0 / (ey if abs(ey) > 1e-6 else 1e-6))
+        cf, sf, xf, yf, hxf, hyf = (
+            np.float32(c), np.float32(s), np.float32(x), np.float32(y), np.float32(hx), np.float32(hy),
+        )  # fmt: skip
+        x0f, x1f, y0f, y1f = np.float32(x0), np.float32(x1), np.float32(y0), np.float32(y1)
         for row in range(first, last):
-            for column in range(left[row], right[row] + 1):
-                if level[row, column] == NO_GROUND:
-                    continue
-                gx, gy = ground[row, column, 0] - np.float32(x), ground[row, column, 1] - np.float32(y)
-                u, v = c * gx + s * gy, c * gy - s * gx
-                if u < x0 or u > x1 or v < y0 or v > y1:
-                    continue
+            if right[row] < left[row]:
+                continue
+            at = row * wide
+            if not shaded[row]:
+                shaded[row] = True
+                for column in range(wide):
+                    put(shadows, np.uintp(at + column), one, "shade")
+            at += left[row]
+            for column in range(right[row] - left[row] + 1):
+                o = np.uintp(at + column)
+                gx, gy = get(table.ground_x, o, "table") - xf, get(table.ground_y, o, "table") - yf
+                u, v = cf * gx + sf * gy, cf * gy - sf * gx
+                near = (u >= x0f) & (u <= x1f) & (v >= y0f) & (v <= y1f)
                 # Inside the footprint swept along the shadow: the longest way back that still lies in it.
-                low, high = np.float32(0.0), np.float32(1.0)
-                if abs(fx) > 1e-5:
-                    t0, t1 = (u - hx) / fx, (u + hx) / fx
-                    low, high = max(low, min(t0, t1)), min(high, max(t0, t1))
-                elif abs(u) > hx:
-                    high = np.float32(-1.0)
-                if abs(fy) > 1e-5:
-                    t0, t1 = (v - hy) / fy, (v + hy) / fy
-                    low, high = max(low, min(t0, t1)), min(high, max(t0, t1))
-                elif abs(v) > hy:
-                    high = np.float32(-1.0)
-                inside = min(max((high - low) * length * blur * np.float32(2.0), np.float32(0.0)), np.float32(1.0))
-                away = max(max(abs(u) - hx, abs(v) - hy) + np.float32(soft), np.float32(0.0)) * blur * np.float32(0.5)
-                close = max(np.float32(1.0) - away, np.float32(0.0))
-                keep = (np.float32(1.0) - strength * inside) * (np.float32(1.0) - contact * close * close)
-                for k in range(3):
-                    out[row, column, k] = np.uint8(np.float32(out[row, column, k]) * keep)
+                u0, u1, v0, v1 = (u - hxf) * per_x, (u + hxf) * per_x, (v - hyf) * per_y, (v + hyf) * per_y
+                low = max(max(min(u0, u1), min(v0, v1)), zero)
+                high = min(min(max(u0, u1), max(v0, v1)), one)
+                inside = min(max((high - low) * steep, zero), one)
+                away = max(max(abs(u) - hxf, abs(v) - hyf) + softness, zero) * blur * np.float32(0.5)
+                close = max(one - away, zero)
+                keep = (one - strength * inside) * (one - contact * close * close)
+                put(shadows, o, get(shadows, o, "shade") * (keep if near else one), "shade")
 
 
 @inlined
-def seen_colour(quads, i, t, dx, dy, dz, tiles, sample_rad, fog, density):
-    """r, g, b 0..255 of a quad through the air; `fog` is a triple."""
-    most, one = np.float32(255.0), np.float32(1.0)
-    r, g, b = colour(quads, i, t, dx, dy, dz, tiles, sample_rad)
-    clear = clear_air(t, density)
-    rest = one - clear
-    return (
-        min(r, most) * clear + fog[0] * rest,
-        min(g, most) * clear + fog[1] * rest,
-        min(b, most) * clear + fog[2] * rest,
-    )
+def write_row(out, first, width, back):
+    """Packed colours as bytes."""
+    for x in range(width):
+        value = get(back, np.uintp(x), "back")
+        o = np.uintp(first + 3 * x)
+        put(out, o, np.uint8(value), "out")
+        put(out, o + np.uintp(1), np.uint8(value >> np.uint32(8)), "out")
+        put(out, o + np.uintp(2), np.uint8(value >> np.uint32(16)), "out")
 
 
 @picture_kernel
-def mix(out, quads, rays, depth, seen, samples, tiles, pixel_rad, air):
-    """Lay what the samples see over ground and sky."""
-    height, width, _ = out.shape
-    fog = (np.float32(air[FOG]), np.float32(air[FOG + 1]), np.float32(air[FOG + 2]))
-    density = np.float32(air[DENSITY])
-    if samples == 1:
-        for row in range(height):
-            for column in range(width):
-                q = seen[row, column]
-                if q >= 0:
-                    r, g, b = seen_colour(quads, q, depth[row, column], rays[row, column, 0], rays[row, column, 1],
-                                          rays[row, column, 2], tiles, pixel_rad, fog, density)  # fmt: skip
-                    out[row, column, 0], out[row, column, 1], out[row, column, 2] = (
-                        np.uint8(r),
-                        np.uint8(g),
-                        np.uint8(b),
-                    )
-        return
-    share, coarse = np.float32(1.0 / (samples * samples)), pixel_rad * np.float32(samples)
-    middle = samples >> 1
-    for row in range(height):
-        for column in range(width):
-            y, x = row * samples, column * samples
-            first = seen[y, x]
-            same, none = True, first < 0
-            for j in range(samples):
-                for i in range(samples):
-                    q = seen[y + j, x + i]
-                    same = same and q == first
-                    none = none and q < 0
-            if none:
-                continue
-            # Where all see the same quad one sample stands for them, its texture as coarse as the pixel.
-            begin, end = (middle, middle + 1) if same else (0, samples)
-            hits = 0
-            r = g = b = np.float32(0.0)
-            for j in range(begin, end):
-                for i in range(begin, end):
-                    q = seen[y + j, x + i]
-                    if q >= 0:
-                        one_r, one_g, one_b = seen_colour(
-                            quads, q, depth[y + j, x + i], rays[y + j, x + i, 0], rays[y + j, x + i, 1],
-                            rays[y + j, x + i, 2], tiles, coarse, fog, density)  # fmt: skip
-                        r += one_r
-                        g += one_g
-                        b += one_b
-                        hits += 1
-            part = np.float32(1.0) if same else share
-            back = np.float32(0 if same else samples * samples - hits)
-            out[row, column, 0] = np.uint8((r + back * np.float32(out[row, column, 0])) * part)
-            out[row, column, 1] = np.uint8((g + back * np.float32(out[row, column, 1])) * part)
-            out[row, column, 2] = np.uint8((b + back * np.float32(out[row, column, 2])) * part)
-
-
-@picture_kernel
-def render(out, backdrop, clear, places, poses, times_s, actors, present, sizes, kinds, looks, table, ground, walls,
-           trees, heads, green, cycle, yellow, air, scratch, tiles, surface_grain):  # fmt: skip
-    """Pictures of one scene by one camera: job j goes to out[places[j]]; returns the quads drawn in all."""
-    depth, seen, quads, points, corner, kept, left, right = scratch
-    samples = table.projection[1]
-    drawn = 0
+def render(out, sky, clear, places, poses, times_s, actors, present, sizes, kinds, looks, table, ground, walls, trees,
+           heads, green, cycle, yellow, air, scratch, texels, surface):  # fmt: skip
+    """Pictures of one scene by one camera: job j goes to out[places[j]] [*, h*w*3]; returns the quads drawn in all."""
+    (quads, edges, entries, rows, points, corner, kept, left, right, depth, seen, colour, bare, back, total, norm, cell,
+     inner, grains, shadows, shaded) = scratch  # fmt: skip
+    height, width = table.level.shape
+    samples, wide = table.projection[1], table.wide[0]
+    pixel_rad = np.float32(table.pixel_rad)
+    coarse, share = pixel_rad * np.float32(samples), np.float32(1.0 / (samples * samples))
     sun = air.numbers[SUN_X : SUN_Z + 1]
-    ground_tiles, pixel_rad = ground.tiles.reshape(-1), np.float32(table.pixel_rad)
+    fog_r, fog_g, fog_b = (
+        np.float32(air.numbers[FOG]),
+        np.float32(air.numbers[FOG + 1]),
+        np.float32(air.numbers[FOG + 2]),
+    )
+    density = np.float32(air.numbers[DENSITY])
+    tiles = ground.tiles.reshape(-1)
+    drawn, ones = 0, height * table.wide[1]
+    for x in range(table.wide[1]):
+        shadows[ones + x] = 1.0
     for j in range(len(places)):
         picture, pose = out[places[j]], poses[j]
-        paint_sky(picture, backdrop, table.level, table.elevation, table.rays, air.numbers, pose[2])
-        paint_ground(picture, table.ground, table.level, table.taps, table.reach, clear, ground_tiles, ground.cells,
-                     ground.levels, ground.origin, air.palette, surface_grain, air.numbers,
-                     pose[0], pose[1], pose[2])  # fmt: skip
-        paint_shadows(picture, table.ground, table.level, table.rotation, table.projection, table.numbers, table.radius,
-                      table.affine, table.cone, pixel_rad, table.centre, pose, actors[j], present[j], sizes,
-                      air.numbers, points, corner, kept, left, right)  # fmt: skip
+        cast_shadows(shadows, shaded, table, pose, actors[j], present[j], sizes, air.numbers, points, corner, kept,
+                     left, right)  # fmt: skip
         count = build(quads, walls, trees, heads, green, cycle, yellow, times_s[j], pose, table.centre, table.rotation,
                       table.cone, actors[j], present[j], sizes, kinds, looks, sun, air.numbers)  # fmt: skip
-        draw(quads, count, table.rays, table.rotation, table.projection, table.numbers, table.radius, table.affine,
-             table.cone, pixel_rad, tiles, depth, seen, points, corner, kept, left, right)  # fmt: skip
-        mix(picture, quads, table.rays, depth, seen, samples, tiles, pixel_rad, air.numbers)
+        entries = collect(quads, count, table.rotation, table.projection, table.numbers, table.radius, table.affine,
+                          table.cone, pixel_rad, height * samples, width * samples, edges, entries, rows, points,
+                          corner, kept, left, right)  # fmt: skip
         drawn += count
+        cos, sin = math.cos(pose[2]), math.sin(pose[2])
+        sun_x, sun_y = np.float32(cos * sun[0] + sin * sun[1]), np.float32(cos * sun[1] - sin * sun[0])
+        for row in range(height):
+            stands = False
+            for k in range(samples):
+                y = row * samples + k
+                head = rows[y]
+                stands = stands or head >= 0
+                find(entries, head, edges, quads, table.ray_x, table.ray_y, table.ray_z, y * wide, wide, pixel_rad,
+                     texels, depth, seen, k * wide)  # fmt: skip
+                shade(entries, head, edges, quads, table.ray_x, table.ray_y, table.ray_z, y * wide, coarse, texels,
+                      fog_r, fog_g, fog_b, density, depth, seen, colour, k * wide)  # fmt: skip
+            if samples == 1:
+                for x in range(wide):
+                    bare[x] = get(seen, np.uintp(x), "seen") < 0
+            else:
+                bare[:width] = True
+                if stands:
+                    for x in range(width):
+                        covered = True
+                        for k in range(samples):
+                            for i in range(samples):
+                                covered = covered and seen[k * wide + x * samples + i] >= 0
+                        bare[x] = not covered
+            if table.starts[row + 1, 0] - table.starts[row, 0] < width:
+                sky_row(sky, table, air.numbers, sun_x, sun_y, np.float32(sun[2]), row, back)
+            if table.starts[row + 1, 0] > table.starts[row, 0]:
+                shadow = row * table.wide[1] if shaded[row] else ones
+                ground_row(table, clear, tiles, ground.cells, ground.levels, ground.origin, air.palette, surface,
+                           air.numbers, pose[0], pose[1], pose[2], row, bare, shadows, shadow, cell, inner, grains,
+                           total, norm, back)  # fmt: skip
+            if stands and samples == 1:
+                for x in range(wide):
+                    o = np.uintp(x)
+                    new, old = get(colour, o, "colour"), get(back, o, "back")
+                    put(back, o, new if get(seen, o, "seen") >= 0 else old, "back")
+            elif stands:
+                for x in range(width):
+                    r, g, b = np.float32(0.0), np.float32(0.0), np.float32(0.0)
+                    hits = 0
+                    for k in range(samples):
+                        for i in range(samples):
+                            at = np.uintp(k * wide + x * samples + i)
+                            if seen[at] >= 0:
+                                one_r, one_g, one_b = channels(colour[at])
+                                r += one_r
+                                g += one_g
+                                b += one_b
+                                hits += 1
+                    if hits:
+                        one_r, one_g, one_b = channels(back[np.uintp(x)])
+                        rest = np.float32(samples * samples - hits)
+                        back[x] = packed(
+                            (r + rest * one_r) * share, (g + rest * one_g) * share, (b + rest * one_b) * share
+                        )
+            write_row(picture, row * width * 3, width, back)
     return drawn

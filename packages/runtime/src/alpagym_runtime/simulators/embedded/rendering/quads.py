@@ -22,7 +22,7 @@ MOST = 6144
 P, E, F, N = 0, 3, 6, 9
 DISTANCE, PER_E, PER_F, LOW, HIGH, TEXTURE, REPEAT_E, REPEAT_F = range(12, 20)
 TINT, LIGHT = 20, 23
-NAME, CLASS, TEXELS, FLAGS, SEE_THROUGH = range(26, 31)
+NAME, CLASS, TEXELS, FLAGS, SEE_THROUGH, VARIED = range(26, 32)
 COLUMNS = 32
 
 BRAKING, BURNING = 1, 2
@@ -32,9 +32,9 @@ FAR_HOUSE_M, FAR_THING_M = 260.0, 150.0
 STRIDE_M, SWING_M = 1.5, 0.24
 
 LAMP_RED, LAMP_YELLOW, LAMP_GREEN = (textures.index(f"lamp_{name}") for name in ("red", "yellow", "green"))
-OPEN_TEXTURES = np.array(
-    [bool((textures.textures()[k, : textures.SIZE**2, 3] == 0).any()) for k in range(len(textures.NAMES))]
-)
+CODES = [set(np.unique(texture[: textures.SIZE**2, 3])) for texture in textures.textures()]
+OPEN_TEXTURES = np.array([textures.NOTHING in codes for codes in CODES])
+VARIED_TEXTURES = np.array([not codes <= {textures.NOTHING, textures.TINTED, textures.OWN} for codes in CODES])
 ROWS, BOUNDS = models.models()
 TALL = np.array(HEIGHTS)
 
@@ -64,6 +64,7 @@ def add(quads, n, low, high, texture, repeat_e, repeat_f, tint, name, kind, flag
     # Texels a metre, by the finer direction.
     q[TEXELS] = 64.0 * max(abs(repeat_e) / math.sqrt(ee), abs(repeat_f) / math.sqrt(ff))
     q[SEE_THROUGH] = 1.0 if OPEN_TEXTURES[texture] else 0.0
+    q[VARIED] = 1.0 if VARIED_TEXTURES[texture] or low != 0.0 or high != 0.0 else 0.0
     return n + 1
 
 

@@ -1,7 +1,8 @@
 """Which quad each sample sees, and what colour that is.
 
 A quad is looked for inside the outline that its projected edges enclose, one sample wider; whether a sample sees it is
-decided by its own ray, so the camera's model may bend lines as it likes.
+decided by its own ray, so the camera's model may bend lines as it likes. Pictures are made row by row: `collect` lists
+what may be seen in each, `find` and `shade` work in a row's few KB, in loops without branches.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 import numpy as np
 
 from alpagym_runtime.simulators.embedded.rendering.compiled import inlined, picture_kernel
+from alpagym_runtime.simulators.embedded.rendering.memory import get, put
 from alpagym_runtime.simulators.embedded.rendering.quads import (
     BRAKING,
     BURNING,
@@ -28,6 +30,7 @@ from alpagym_runtime.simulators.embedded.rendering.quads import (
     TEXELS,
     TEXTURE,
     TINT,
+    VARIED,
     E,
     F,
     N,
@@ -35,11 +38,12 @@ from alpagym_runtime.simulators.embedded.rendering.quads import (
 )
 from alpagym_runtime.simulators.embedded.rendering.rays import ANGULAR, BENT, FLAT, RADIUS_STEPS
 from alpagym_runtime.simulators.embedded.rendering.textures import (
+    HEADLIGHT,
     LAMP,
     NOTHING,
-    OFFSETS,
-    OWN,
+    STRIDE,
     TAIL,
+    TEXTURE_SIZE,
     TINTED,
     WINDOW,
 )
@@ -48,6 +52,12 @@ NEAR_M = 0.02
 FAR = 1e9
 SPLITS = 24
 CORNERS = 160
+LANES = 16
+"""Samples are looked at in groups of so many: what one instruction handles."""
+
+QUAD, LEFT, RIGHT, NEXT = range(4)
+"""Columns of an entry: a quad that may be seen between two samples of a row (`find` narrows them down), and the next
+entry, farther away."""
 
 
 @inlined
@@ -161,35 +171,22 @@ def spans(points, count, margin, height, width, left, right):
     return first, last
 
 
-LEVEL_OF = np.array([min(max(int(np.floor(np.log2(max(ratio, 0.5)) + 0.5)), 0), 6) for ratio in np.arange(96) + 0.5])
-"""Texture level by how many texels a sample covers."""
-
-
-@inlined
-def texel(quads, i, u, v, distance, sample_rad):
-    """Index into a texture's levels for a place on a quad."""
-    level = LEVEL_OF[int(min(quads[i, TEXELS] * distance * sample_rad, np.float32(95.0)))]
-    size = 64 >> level
-    # Places on a quad are above -1 texel; the shift keeps truncation a floor.
-    x = int(u * quads[i, REPEAT_E] * np.float32(size) + np.float32(8192.0)) & (size - 1)
-    y = int(v * quads[i, REPEAT_F] * np.float32(size) + np.float32(8192.0)) & (size - 1)
-    return OFFSETS[level] + y * size + x
-
-
 @picture_kernel
-def draw(quads, count, rays, rotation, projection, numbers, radius, affine, cone, pixel_rad, tiles, depth, seen,
-         points, corner, kept, left, right):  # fmt: skip
-    """Fill depth [H,W] (m along the ray, FAR: nothing) and seen [H,W] (quad's index, -1: none)."""
-    height, width = depth.shape
-    depth[:] = FAR
-    seen[:] = -1
+def collect(quads, count, rotation, projection, numbers, radius, affine, cone, pixel_rad, height, width, edges, entries,
+            heads, points, corner, kept, left, right):  # fmt: skip
+    """List what may be seen in each of `height` rows of samples, from near to far.
+
+    `heads` becomes each row's first entry (-1: none), `edges` [*,16] what `find` wants to know of the quads; returns
+    the entries, in a larger array where `entries` is too small.
+    """
+    heads[:height] = -1
     margin = 0.75 if projection[0] == FLAT else 1.5
-    zero, one, edge = np.float32(0.0), np.float32(1.0), np.float32(-1e-12)
-    # From near to far, so that most of what is hidden is dropped early.
     away = np.empty(count)
     for i in range(count):
         across, down = quads[i, E] + quads[i, F], quads[i, E + 1] + quads[i, F + 1]
-        away[i] = (quads[i, P] + 0.5 * across) ** 2 + (quads[i, P + 1] + 0.5 * down) ** 2
+        away[i] = -((quads[i, P] + 0.5 * across) ** 2) - (quads[i, P + 1] + 0.5 * down) ** 2
+    n = 0
+    # Each quad goes to the head of its rows' lists, the farthest first.
     for i in np.argsort(away):
         q = quads[i]
         m = outline(q, rotation, projection, numbers, radius, affine, cone, pixel_rad, points, corner, kept)
@@ -197,75 +194,254 @@ def draw(quads, count, rays, rotation, projection, numbers, radius, affine, cone
             continue
         if m < 0:
             first, last = 0, height
-            left[:] = 0
-            right[:] = width - 1
+            left[:height] = 0
+            right[:height] = width - 1
         else:
             first, last = spans(points, m, margin, height, width, left, right)
-        nx, ny, nz, distance = q[N], q[N + 1], q[N + 2], q[DISTANCE]
-        px, py, pz = q[P], q[P + 1], q[P + 2]
-        ex, ey, ez = q[E] * q[PER_E], q[E + 1] * q[PER_E], q[E + 2] * q[PER_E]
-        fx, fy, fz = q[F] * q[PER_F], q[F + 1] * q[PER_F], q[F + 2] * q[PER_F]
-        base_u, base_v = px * ex + py * ey + pz * ez, px * fx + py * fy + pz * fz
-        low, high, open_ = q[LOW], q[HIGH], q[SEE_THROUGH] > 0.0
-        texture = int(q[TEXTURE])
+        if last <= first:
+            continue
+        if n + last - first > len(entries):
+            more = np.empty((2 * len(entries) + last - first, 4), np.int32)
+            more[:n] = entries[:n]
+            entries = more
         for y in range(first, last):
-            for x in range(left[y], right[y] + 1):
-                dx, dy, dz = rays[y, x, 0], rays[y, x, 1], rays[y, x, 2]
-                towards = nx * dx + ny * dy + nz * dz
-                if towards >= edge:
-                    continue
-                # Both are negative: farther than what is seen already, without a division.
-                if distance <= depth[y, x] * towards:
-                    continue
-                t = distance / towards
-                v = t * (dx * fx + dy * fy + dz * fz) - base_v
-                if v < zero or v > one:
-                    continue
-                u = t * (dx * ex + dy * ey + dz * ez) - base_u
-                rest = one - v
-                a, b = low * rest, one - high * rest
-                if u < a or u > b:
-                    continue
-                if open_ and tiles[texture, texel(quads, i, u, v, t, pixel_rad), 3] == NOTHING:
-                    continue
-                depth[y, x] = t
-                seen[y, x] = i
+            if left[y] > right[y]:
+                continue
+            entries[n, QUAD], entries[n, LEFT], entries[n, RIGHT], entries[n, NEXT] = i, left[y], right[y], heads[y]
+            heads[y] = n
+            n += 1
+        edge = edges[i]
+        base_u, base_v = np.float32(0.0), np.float32(0.0)
+        for k in range(3):
+            edge[k] = q[N + k]
+            edge[4 + k], edge[8 + k] = q[E + k] * q[PER_E], q[F + k] * q[PER_F]
+            base_u += q[P + k] * edge[4 + k]
+            base_v += q[P + k] * edge[8 + k]
+        edge[3], edge[7], edge[11], edge[12], edge[13] = q[DISTANCE], base_u, base_v, q[LOW], q[HIGH]
+        edge[14] = q[SEE_THROUGH]
+        # No point of the quad is nearer: neither its plane nor the ball around it.
+        square, middle, one, other = 0.0, 0.0, 0.0, 0.0
+        for k in range(3):
+            square += q[N + k] ** 2
+            middle += (q[P + k] + 0.5 * (q[E + k] + q[F + k])) ** 2
+            one += (q[E + k] + q[F + k]) ** 2
+            other += (q[E + k] - q[F + k]) ** 2
+        ball = math.sqrt(middle) - 0.5 * math.sqrt(max(one, other))
+        edge[15] = 0.9999 * max(-q[DISTANCE] / math.sqrt(square), ball)
+    return entries
 
 
 @inlined
-def colour(quads, i, t, dx, dy, dz, tiles, sample_rad):
-    """r, g, b 0..255 of a quad where a ray meets it, without the air between."""
-    rx, ry, rz = t * dx - quads[i, P], t * dy - quads[i, P + 1], t * dz - quads[i, P + 2]
-    u = (rx * quads[i, E] + ry * quads[i, E + 1] + rz * quads[i, E + 2]) * quads[i, PER_E]
-    v = (rx * quads[i, F] + ry * quads[i, F + 1] + rz * quads[i, F + 2]) * quads[i, PER_F]
-    flags = int(quads[i, FLAGS])
-    rest = np.float32(1.0) - v
-    u = (u - quads[i, LOW] * rest) / (np.float32(1.0) - (quads[i, LOW] + quads[i, HIGH]) * rest)
-    # Scalars only: a view of an array counts a reference, which costs more than the rest.
-    texture, at = int(quads[i, TEXTURE]), texel(quads, i, u, v, t, sample_rad)
-    code = tiles[texture, at, 3]
-    r, g, b = np.float32(tiles[texture, at, 0]), np.float32(tiles[texture, at, 1]), np.float32(tiles[texture, at, 2])
-    if code in (TINTED, OWN, WINDOW):
-        if code == WINDOW:
-            # Panes differ; at night some are lit.
-            pane = (
-                int(u * abs(quads[i, REPEAT_E])) * 7919
-                + int(v * quads[i, REPEAT_F]) * 104729
-                + int(quads[i, NAME]) * 31
+def texel(u, v, base, detail, repeat_e, repeat_f):
+    """Index into the textures for a place on a quad; `detail`: texels a sample covers, times sqrt 2."""
+    one, most = np.float32(1.0), np.float32(120.0)
+    # A float's exponent is the logarithm's whole part.
+    exponent = np.int32(np.float32(max(detail, one)).view(np.int32) >> np.int32(23))
+    level = np.int32(min(np.int32(exponent - np.int32(127)), np.int32(6)))
+    size = np.int32(np.int32(np.int32(133) - level) << np.int32(23)).view(np.float32)
+    mask = np.int32(np.int32(size) - np.int32(1))
+    # Samples beside the quad stay within reach of the arithmetic; 8192 keeps truncation a floor.
+    x = np.int32(np.int32(min(max(u * repeat_e, -most), most) * size + np.float32(8192.0)) & mask)
+    y = np.int32(np.int32(min(max(v * repeat_f, -most), most) * size + np.float32(8192.0)) & mask)
+    offset = np.int32(np.int32(STRIDE) - np.int32(np.int32(STRIDE) >> np.int32(level & np.int32(7))))
+    return np.uintp(np.uint32(np.int32(np.int32(base + offset) + np.int32(np.int32(y << np.int32(7)) + x))))
+
+
+@inlined
+def find(entries, head, edges, quads, ray_x, ray_y, ray_z, ray, wide, pixel_rad, texels, depth, seen, at):
+    """What a row of samples sees: depth (m along the ray, FAR: nothing) and seen (quad's index, -1) from `at` on.
+
+    `ray` is the row's first index in the tables of rays, `wide` their padded width.
+    """
+    zero, one, none = np.float32(0.0), np.float32(1.0), np.float32(-1e-12)
+    for x in range(wide):
+        put(depth, np.uintp(at + x), np.float32(FAR), "depth")
+        put(seen, np.uintp(at + x), np.int32(-1), "seen")
+    e = head
+    while e >= 0:
+        i = np.int32(entries[e, QUAD])
+        begin, end, nearest = np.int64(entries[e, LEFT]), np.int64(entries[e, RIGHT]), edges[i, 15]
+        # What is nearer than all of the quad hides it.
+        while begin <= end and depth[np.uintp(at + begin)] <= nearest:
+            begin += 1
+        while begin < end and depth[np.uintp(at + end)] <= nearest:
+            end -= 1
+        if begin > end:
+            entries[e, LEFT], entries[e, RIGHT] = begin, end
+            e = entries[e, NEXT]
+            continue
+        start, count = begin // LANES * LANES, LANES * (end // LANES - begin // LANES + 1)
+        nx, ny, nz, distance = edges[i, 0], edges[i, 1], edges[i, 2], edges[i, 3]
+        ex, ey, ez, base_u = edges[i, 4], edges[i, 5], edges[i, 6], edges[i, 7]
+        fx, fy, fz, base_v = edges[i, 8], edges[i, 9], edges[i, 10], edges[i, 11]
+        low, high = edges[i, 12], edges[i, 13]
+        beyond, nowhere = np.int32(wide), np.int32(-1)
+        lowest, highest = beyond, nowhere
+        if edges[i, 14] > zero:
+            detail = quads[i, TEXELS] * pixel_rad * np.float32(1.4142135)
+            base, repeat_e, repeat_f = (
+                np.int32(quads[i, TEXTURE]) * TEXTURE_SIZE,
+                quads[i, REPEAT_E],
+                quads[i, REPEAT_F],
             )
-            pane = (pane * 2654435761) >> 7
-            if flags & BURNING and pane & 7 < 3:
-                return np.float32(244.0), np.float32(206.0), np.float32(130.0)
-            pale = np.float32(0.82 + 0.06 * (pane & 7))
-            r, g, b = r * pale, g * pale, b * pale
-        k = TINT if code == TINTED else LIGHT
-        return r * quads[i, k], g * quads[i, k + 1], b * quads[i, k + 2]
-    if code == LAMP:
-        return r, g, b
-    if code == TAIL and flags & BRAKING:
-        return np.float32(255.0), np.float32(58.0), np.float32(44.0)
-    if flags & BURNING:
-        if code == TAIL:
-            return np.float32(206.0), np.float32(30.0), np.float32(26.0)
-        return np.float32(255.0), np.float32(250.0), np.float32(226.0)
-    return r * quads[i, LIGHT], g * quads[i, LIGHT + 1], b * quads[i, LIGHT + 2]
+            base = np.int32(base)
+            for x in range(count):
+                o, r = np.uintp(at + start + x), np.uintp(ray + start + x)
+                dx, dy, dz = get(ray_x, r, "table"), get(ray_y, r, "table"), get(ray_z, r, "table")
+                old, before = get(depth, o, "depth"), get(seen, o, "seen")
+                towards = nx * dx + ny * dy + nz * dz
+                faces = towards < none
+                t = distance / (towards if faces else -one)
+                v = t * (dx * fx + dy * fy + dz * fz) - base_v
+                u = t * (dx * ex + dy * ey + dz * ez) - base_u
+                rest = one - v
+                hit = faces & (t < old) & (v >= zero) & (v <= one) & (u >= low * rest) & (u <= one - high * rest)
+                code = get(texels, texel(u, v, base, detail * t, repeat_e, repeat_f), "table") >> np.uint32(24)
+                hit = hit & (np.uint32(code) != np.uint32(NOTHING))
+                there = np.int32(start + x)
+                lowest = np.int32(min(lowest, there if hit else beyond))
+                highest = np.int32(max(highest, there if hit else nowhere))
+                put(depth, o, t if hit else old, "depth")
+                put(seen, o, i if hit else before, "seen")
+        else:
+            for x in range(count):
+                o, r = np.uintp(at + start + x), np.uintp(ray + start + x)
+                dx, dy, dz = get(ray_x, r, "table"), get(ray_y, r, "table"), get(ray_z, r, "table")
+                old, before = get(depth, o, "depth"), get(seen, o, "seen")
+                towards = nx * dx + ny * dy + nz * dz
+                faces = towards < none
+                t = distance / (towards if faces else -one)
+                v = t * (dx * fx + dy * fy + dz * fz) - base_v
+                u = t * (dx * ex + dy * ey + dz * ez) - base_u
+                rest = one - v
+                hit = faces & (t < old) & (v >= zero) & (v <= one) & (u >= low * rest) & (u <= one - high * rest)
+                there = np.int32(start + x)
+                lowest = np.int32(min(lowest, there if hit else beyond))
+                highest = np.int32(max(highest, there if hit else nowhere))
+                put(depth, o, t if hit else old, "depth")
+                put(seen, o, i if hit else before, "seen")
+        entries[e, LEFT], entries[e, RIGHT] = lowest, highest
+        e = entries[e, NEXT]
+
+
+@inlined
+def packed(r, g, b):
+    """A colour 0..255 as one number."""
+    return np.uint32(
+        np.uint32(np.int32(r))
+        | np.uint32(np.uint32(np.int32(g)) << np.uint32(8))
+        | np.uint32(np.uint32(np.int32(b)) << np.uint32(16))
+    )
+
+
+@inlined
+def channels(value):
+    """r, g, b of a packed colour."""
+    return (
+        np.float32(np.int32(value & np.uint32(255))),
+        np.float32(np.int32(np.uint32(value >> np.uint32(8)) & np.uint32(255))),
+        np.float32(np.int32(np.uint32(value >> np.uint32(16)) & np.uint32(255))),
+    )
+
+
+@inlined
+def shade(entries, head, edges, quads, ray_x, ray_y, ray_z, ray, pixel_rad, texels, fog_r, fog_g, fog_b, density, depth,
+          seen, colour, at):  # fmt: skip
+    """Packed colours of the samples of a row that see a quad, through the air; `pixel_rad` decides the level."""
+    zero, one, half, most = np.float32(0.0), np.float32(1.0), np.float32(0.5), np.float32(255.0)
+    e = head
+    while e >= 0:
+        if entries[e, LEFT] > entries[e, RIGHT]:
+            e = entries[e, NEXT]
+            continue
+        i = np.int32(entries[e, QUAD])
+        start = entries[e, LEFT] // LANES * LANES
+        count = LANES * (entries[e, RIGHT] // LANES - entries[e, LEFT] // LANES + 1)
+        ex, ey, ez, base_u = edges[i, 4], edges[i, 5], edges[i, 6], edges[i, 7]
+        fx, fy, fz, base_v = edges[i, 8], edges[i, 9], edges[i, 10], edges[i, 11]
+        detail = quads[i, TEXELS] * pixel_rad * np.float32(1.4142135)
+        base = np.int32(np.int32(quads[i, TEXTURE]) * np.int32(TEXTURE_SIZE))
+        repeat_e, repeat_f = quads[i, REPEAT_E], quads[i, REPEAT_F]
+        tint_r, tint_g, tint_b = quads[i, TINT], quads[i, TINT + 1], quads[i, TINT + 2]
+        light_r, light_g, light_b = quads[i, LIGHT], quads[i, LIGHT + 1], quads[i, LIGHT + 2]
+        if quads[i, VARIED] == zero:
+            for x in range(count):
+                o, r = np.uintp(at + start + x), np.uintp(ray + start + x)
+                mine, old = get(seen, o, "seen") == i, get(colour, o, "colour")
+                t = min(get(depth, o, "depth"), np.float32(1e4))
+                dx, dy, dz = get(ray_x, r, "table"), get(ray_y, r, "table"), get(ray_z, r, "table")
+                v = t * (dx * fx + dy * fy + dz * fz) - base_v
+                u = t * (dx * ex + dy * ey + dz * ez) - base_u
+                value = get(texels, texel(u, v, base, detail * t, repeat_e, repeat_f), "table")
+                tinted = np.uint32(value >> np.uint32(24)) == np.uint32(TINTED)
+                red, green, blue = channels(value)
+                red *= tint_r if tinted else light_r
+                green *= tint_g if tinted else light_g
+                blue *= tint_b if tinted else light_b
+                a = t * density
+                clear = one / (one + a + half * a * a)
+                back = one - clear
+                new = packed(
+                    min(red, most) * clear + fog_r * back,
+                    min(green, most) * clear + fog_g * back,
+                    min(blue, most) * clear + fog_b * back,
+                )
+                put(colour, o, new if mine else old, "colour")
+            e = entries[e, NEXT]
+            continue
+        low, both = edges[i, 12], edges[i, 12] + edges[i, 13]
+        flags, panes = int(quads[i, FLAGS]), abs(repeat_e)
+        name = np.uint32(np.uint32(np.int32(quads[i, NAME])) * np.uint32(31))
+        burning = flags & BURNING != 0
+        # Lamps that burn have a colour of their own, others are lit like the rest.
+        head_kept = zero if burning else one
+        head_r, head_g, head_b = zero, zero, zero
+        tail_kept, tail_r, tail_g, tail_b = one, zero, zero, zero
+        if burning:
+            head_r, head_g, head_b = np.float32(255.0), np.float32(250.0), np.float32(226.0)
+            tail_kept, tail_r, tail_g, tail_b = zero, np.float32(206.0), np.float32(30.0), np.float32(26.0)
+        if flags & BRAKING:
+            tail_kept, tail_r, tail_g, tail_b = zero, most, np.float32(58.0), np.float32(44.0)
+        # At night some panes shine.
+        shining = np.uint32(3) if burning else np.uint32(0)
+        for x in range(count):
+            o, r = np.uintp(at + start + x), np.uintp(ray + start + x)
+            mine, old = get(seen, o, "seen") == i, get(colour, o, "colour")
+            t = min(get(depth, o, "depth"), np.float32(1e4))
+            dx, dy, dz = get(ray_x, r, "table"), get(ray_y, r, "table"), get(ray_z, r, "table")
+            v = t * (dx * fx + dy * fy + dz * fz) - base_v
+            u = t * (dx * ex + dy * ey + dz * ez) - base_u
+            rest = one - v
+            u = (u - low * rest) / (one - both * rest)
+            value = get(texels, texel(u, v, base, detail * t, repeat_e, repeat_f), "table")
+            code = np.uint32(value >> np.uint32(24))
+            red, green, blue = channels(value)
+            tinted, window = code == np.uint32(TINTED), code == np.uint32(WINDOW)
+            lamp, front, rear = code == np.uint32(LAMP), code == np.uint32(HEADLIGHT), code == np.uint32(TAIL)
+            # Panes differ.
+            pane = np.uint32(
+                np.uint32(np.uint32(np.int32(u * panes)) * np.uint32(7919))
+                + np.uint32(np.uint32(np.int32(v * repeat_f)) * np.uint32(104729))
+                + name
+            )
+            pane = np.uint32(np.uint32(np.uint32(pane * np.uint32(2654435761)) >> np.uint32(7)) & np.uint32(7))
+            shines = window & (pane < shining)
+            pale = np.float32(0.82) + np.float32(0.06) * np.float32(np.int32(pane))
+            share = pale if window else one
+            keep = zero if shines else (head_kept if front else (tail_kept if rear else share))
+            red *= keep * (one if lamp else (tint_r if tinted else light_r))
+            green *= keep * (one if lamp else (tint_g if tinted else light_g))
+            blue *= keep * (one if lamp else (tint_b if tinted else light_b))
+            red += np.float32(244.0) if shines else (head_r if front else (tail_r if rear else zero))
+            green += np.float32(206.0) if shines else (head_g if front else (tail_g if rear else zero))
+            blue += np.float32(130.0) if shines else (head_b if front else (tail_b if rear else zero))
+            a = t * density
+            clear = one / (one + a + half * a * a)
+            back = one - clear
+            new = packed(
+                min(red, most) * clear + fog_r * back,
+                min(green, most) * clear + fog_g * back,
+                min(blue, most) * clear + fog_b * back,
+            )
+            put(colour, o, new if mine else old, "colour")
+        e = entries[e, NEXT]

@@ -31,21 +31,37 @@ FLAT, ANGULAR, BENT = range(3)
 """Projections: pinhole; radius by a table of angles; OpenCV's rational distortion."""
 
 LEVELS = 6
+BLOCK = 32
+"""Rows are padded to a multiple of so many samples or pixels."""
 NO_GROUND = 255
 HORIZON_SLOPE = 0.0035
 """Rays that fall less than this a metre see the horizon; it is 400 m away."""
 
 
 class Table(NamedTuple):
-    """A camera as the kernels read it; h, w of the picture, S samples a pixel and direction."""
+    """A camera as the kernels read it; h, w of the picture, S samples a pixel and direction.
 
-    rays: F32  # [h*S,w*S,3] unit, rig axes; zero where the model has no ray
-    ground: F32  # [h,w,4] where a pixel's ray meets the ground, m from the rig, and its step along the longer axis
+    Rows of what is flat here are padded to `wide[0]` samples or `wide[1]` pixels.
+    """
+
+    ray_x: F32  # [h*S*wide] unit rays through the samples, rig axes; zero where the model has no ray
+    ray_y: F32
+    ray_z: F32
+    middle_x: F32  # [h*wide] those through the pixels' middles
+    middle_y: F32
+    middle_z: F32
+    ground_x: F32  # [h*wide] where they meet the ground, m from the rig
+    ground_y: F32
     level: NDArray[np.uint8]  # [h,w] level of the ground's texture, NO_GROUND for the sky
-    taps: NDArray[np.uint8]  # [h,w] samples along the longer axis: 1, 2, 4, 8
-    reach: NDArray[np.int64]  # [h,2] columns between which a row may show ground
     distance: F32  # [h,w] m along the ray to the ground, 0 for the sky
-    elevation: F32  # [h,w] sine of a pixel's ray above the horizon; 2 where there is no ray
+    columns: NDArray[np.int32]  # [g] the columns of the pixels that see ground, row by row
+    taps: NDArray[np.uint8]  # [g] how many samples of the ground each takes: 1, 2, 4, 8
+    starts: NDArray[np.int64]  # [h+1,2] where a row begins in `columns` and in the samples
+    tap_x: F32  # [s] the samples, m from the rig, along the longer axis of the pixels' footprints
+    tap_y: F32
+    tap_level: NDArray[np.uint8]  # [s]
+    reach: NDArray[np.int64]  # [h,2] columns between which a row may show ground
+    wide: NDArray[np.int64]  # [2] samples and pixels of a padded row
     rotation: F64  # [3,3] rows: optical axes in rig axes
     centre: F64  # [3] m, optical centre in the rig frame
     projection: NDArray[np.int64]  # [2] kind, samples a pixel and direction
@@ -54,6 +70,11 @@ class Table(NamedTuple):
     affine: F64  # [6] ANGULAR: picture = A · (radius · direction) + b; BENT: largest undistorted radius, five unused
     cone: F64  # [2] cosine and sine of the widest angle to the axis
     pixel_rad: float  # angle of a sample near the axis
+
+
+def padded(values: NDArray[Any]) -> NDArray[Any]:
+    """[h,w] as the kernels read it: one dimension, rows padded by zeros to a multiple of `BLOCK`."""
+    return np.pad(values, ((0, 0), (0, -values.shape[1] % BLOCK))).ravel()
 
 
 def mounted(name: str, mount: MountConfig, size: tuple[int, int]) -> MountedCamera:
@@ -154,20 +175,38 @@ def build_table(camera: MountedCamera, height: int, width: int, samples: int, te
     some = np.asarray(down.any(axis=1))
     first, last = down.argmax(axis=1), width - down[:, ::-1].argmax(axis=1)
     reach = np.where(some[:, None], np.stack([first, last], axis=1), 0)
-    ground = np.where(down[..., None], np.concatenate([place, longer], axis=-1), 0.0)
+    each = taps[down]
+    within = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
+    share = (within - (np.repeat(each, each) - 1) / 2.0) / np.repeat(each, each)
+    tapped = np.repeat(place[down], each, axis=0) + share[:, None] * np.repeat(longer[down], each, axis=0)
+    counts = np.stack([down.sum(axis=1), np.where(down, taps, 0).sum(axis=1)], axis=1)
     seen = direction[known] @ _to_rig(camera, np.array([0.0, 0.0, 1.0]))
     widest = float(np.arccos(np.clip(seen.min(), -1.0, 1.0))) + 0.02
     numbers, radius, affine, kind = _projection(camera.model)
     centre_ray = _to_rig(camera, camera.model.unproject([width / 2.0, height / 2.0])[0])
     beside = _to_rig(camera, camera.model.unproject([width / 2.0 + 1.0, height / 2.0])[0])
+    rays = np.where(valid[..., None], rays, 0.0).astype(np.float32)
+    middle = np.where(known[..., None], direction, 0.0).astype(np.float32)
+    place = np.where(down[..., None], place, 0.0).astype(np.float32)
     return Table(
-        rays=np.where(valid[..., None], rays, 0.0).astype(np.float32),
-        ground=ground.astype(np.float32),
+        ray_x=padded(rays[..., 0]),
+        ray_y=padded(rays[..., 1]),
+        ray_z=padded(rays[..., 2]),
+        middle_x=padded(middle[..., 0]),
+        middle_y=padded(middle[..., 1]),
+        middle_z=padded(middle[..., 2]),
+        ground_x=padded(place[..., 0]),
+        ground_y=padded(place[..., 1]),
         level=np.where(down, level, NO_GROUND).astype(np.uint8),
-        taps=np.where(down, taps, 1).astype(np.uint8),
-        reach=reach.astype(np.int64),
         distance=np.where(down, distance, 0.0).astype(np.float32),
-        elevation=np.where(known, direction[..., 2], 2.0).astype(np.float32),
+        columns=np.nonzero(down)[1].astype(np.int32),
+        taps=each.astype(np.uint8),
+        starts=np.concatenate([np.zeros((1, 2), np.int64), np.cumsum(counts, axis=0)]),
+        tap_x=tapped[:, 0].astype(np.float32),
+        tap_y=tapped[:, 1].astype(np.float32),
+        tap_level=np.repeat(level[down], each).astype(np.uint8),
+        reach=reach.astype(np.int64),
+        wide=np.array([-(-size // BLOCK) * BLOCK for size in (width * samples, width)]),
         rotation=np.stack([_to_rig(camera, axis) for axis in np.eye(3)]),
         centre=centre,
         projection=np.array([kind, samples], np.int64),

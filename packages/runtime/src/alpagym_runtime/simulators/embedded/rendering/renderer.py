@@ -20,7 +20,7 @@ from alpagym_runtime.simulators.embedded.rendering.labels import ground_classes,
 from alpagym_runtime.simulators.embedded.rendering.paint import grain, render
 from alpagym_runtime.simulators.embedded.rendering.quads import COLUMNS, MOST
 from alpagym_runtime.simulators.embedded.rendering.raster import CORNERS, FAR
-from alpagym_runtime.simulators.embedded.rendering.rays import Table, build_table
+from alpagym_runtime.simulators.embedded.rendering.rays import Table, build_table, padded
 from alpagym_runtime.simulators.embedded.rendering.scenery import Scenery
 from alpagym_runtime.simulators.embedded.rendering.weather import APPEARANCE, DENSITY, Air
 from alpagym_runtime.simulators.embedded.scene import Scene
@@ -82,17 +82,24 @@ class Eye:
         self.samples = antialias or (2 if height * width <= TINY_PIXELS else 1)
         self.texel_m = COARSE_TEXEL_M if small else FINE_TEXEL_M
         self.table: Table = build_table(camera, height, width, self.samples, self.texel_m, 4 if small else 1)
-        self._air: dict[str, tuple[NDArray[np.uint8], NDArray[np.float32]]] = {}
+        self.most_taps = int(np.diff(self.table.starts[:, 1]).max(initial=1))
+        self._air: dict[str, tuple[NDArray[np.uint32], NDArray[np.float32]]] = {}
 
-    def air(self, weather: str, air: Air) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        """A weather's sky [h,w,3] (black without a ray), and the share of the ground's light that arrives [h,w]."""
+    def air(self, weather: str, air: Air) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
+        """A weather's sky (packed colours, black without a ray), and the share of the ground's light that arrives.
+
+        Both as the kernels read pixels; the share is 0 where there is no ground.
+        """
         if weather not in self._air:
-            rise = self.table.elevation
-            sky = air.sky[np.clip(rise * 255.0, 0.0, 255.0).astype(np.int64)]
-            sky[rise > 1.5] = 0
-            haze = self.table.distance.astype(np.float64) * air.numbers[DENSITY]
-            # As `paint.clear_air` has it.
-            self._air[weather] = sky, (1.0 / (1.0 + haze + 0.5 * haze * haze)).astype(np.float32)
+            table = self.table
+            rays = np.stack([table.middle_x, table.middle_y, table.middle_z])
+            sky = air.sky[np.clip(rays[2] * 255.0, 0.0, 255.0).astype(np.int64)].astype(np.uint32)
+            sky[~rays.any(axis=0)] = 0
+            colours = sky[:, 0] | (sky[:, 1] << 8) | (sky[:, 2] << 16)
+            haze = table.distance.astype(np.float64) * air.numbers[DENSITY]
+            # As `raster.shade` has it.
+            share = np.where(table.distance > 0.0, 1.0 / (1.0 + haze + 0.5 * haze * haze), 0.0)
+            self._air[weather] = colours, padded(share.astype(np.float32))
         return self._air[weather]
 
 
@@ -126,7 +133,7 @@ class Renderer:
         label(
             depth, instance, kind, jobs.poses[0], float(jobs.times_s[0]), jobs.actors[0], jobs.present[0], *who,
             eye.table, scenery.ground, scenery.walls, scenery.trees, scenery.heads, *signals, scenery.air,
-            self._scratch(eye), textures.textures(), ground_classes(),
+            self._scratch(eye), textures.texels(), ground_classes(),
         )  # fmt: skip
         depth[depth >= FAR] = np.inf
         return depth, instance, kind
@@ -141,9 +148,10 @@ class Renderer:
         sky, clear = eye.air(scenery.weather, scenery.air)
         return int(
             render(
-                out, sky, clear, jobs.places, jobs.poses, jobs.times_s, jobs.actors, jobs.present, *who, eye.table,
+                out.reshape(len(out), -1), sky, clear, jobs.places, jobs.poses, jobs.times_s, jobs.actors,
+                jobs.present, *who, eye.table,
                 scenery.ground, scenery.walls, scenery.trees, scenery.heads, *signals, scenery.air, self._scratch(eye),
-                textures.textures(), grain(),
+                textures.texels(), grain(),
             )
         )  # fmt: skip
 
@@ -162,20 +170,37 @@ class Renderer:
 
     def _scratch(self, eye: Eye) -> tuple[Any, ...]:
         """Working arrays of this thread for a size of picture."""
-        size = (eye.height * eye.samples, eye.width * eye.samples)
+        rows = eye.height * eye.samples
+        wide, wide_pixels = eye.table.wide.tolist()
+        size = (eye.height, eye.width, eye.samples, eye.most_taps)
         kept = getattr(self._own, "kept", None)
         if kept is None:
             kept = self._own.kept = {}
         if size not in kept:
+            samples = eye.samples * wide
             kept[size] = (
-                np.empty(size, np.float32),
-                np.empty(size, np.int32),
                 np.empty((MOST, COLUMNS), np.float32),
+                np.empty((MOST, 16), np.float32),
+                np.empty((64 * rows, 4), np.int32),
+                np.empty(rows, np.int64),
                 np.empty((CORNERS, 2)),
                 np.empty((4, 3)),
                 np.empty((8, 3)),
-                np.empty(size[0], np.int64),
-                np.empty(size[0], np.int64),
+                np.empty(rows, np.int64),
+                np.empty(rows, np.int64),
+                # A row of samples, and of pixels.
+                np.zeros(samples, np.float32),
+                np.zeros(samples, np.int32),
+                np.zeros(samples, np.uint32),
+                np.empty(wide, np.bool_),
+                np.zeros(wide_pixels, np.uint32),
+                np.zeros(wide_pixels, np.int64),
+                np.zeros(wide_pixels, np.float32),
+                np.zeros(eye.most_taps, np.int32),
+                np.zeros(eye.most_taps, np.int32),
+                np.zeros(eye.most_taps, np.int32),
+                np.zeros((eye.height + 1) * wide_pixels, np.float32),
+                np.empty(eye.height, np.bool_),
             )
         return kept[size]  # type: ignore[no-any-return]
 

@@ -24,7 +24,9 @@ always shines; the texel's own colour."""
 
 SIZE = 64
 LEVELS = 7
-OFFSETS = np.cumsum([0] + [(SIZE >> level) ** 2 for level in range(LEVELS)])[:LEVELS].astype(np.int64)
+STRIDE = 2 * SIZE
+TEXTURE_SIZE = SIZE * STRIDE
+"""Texels of a row, and of a texture, as kernels see them: levels lie beside each other."""
 
 
 def index(name: str) -> int:
@@ -183,7 +185,7 @@ def _small() -> dict[str, NDArray[np.uint8]]:
 
 @lru_cache(maxsize=1)
 def textures() -> NDArray[np.uint8]:
-    """[T,5461,4] uint8: r, g, b, code of every level, `OFFSETS` apart."""
+    """[T,5461,4] uint8: r, g, b, code of every level, the finest first."""
     rng = np.random.default_rng(0)
     shop = _facade(rng, (5, 59), (12, 58))
     shop[4:11, :] = (150, 72, 58, OWN)
@@ -196,6 +198,19 @@ def textures() -> NDArray[np.uint8]:
     }
     tiles |= _cars() | _large() | _small() | _trees(rng)
     return np.stack([_with_levels(tiles[name]) for name in NAMES])
+
+
+@lru_cache(maxsize=1)
+def texels() -> NDArray[np.uint32]:
+    """[T * TEXTURE_SIZE] r | g << 8 | b << 16 | code << 24; level k's rows begin at column 128 - (128 >> k)."""
+    flat = np.ascontiguousarray(textures()).view(np.uint32)[..., 0]
+    out = np.zeros((len(flat), SIZE, STRIDE), np.uint32)
+    first = 0
+    for level in range(LEVELS):
+        size, column = SIZE >> level, STRIDE - (STRIDE >> level)
+        out[:, :size, column : column + size] = flat[:, first : first + size * size].reshape(-1, size, size)
+        first += size * size
+    return out.ravel()
 
 
 def _with_levels(tile: NDArray[np.uint8]) -> NDArray[np.uint8]:
