@@ -124,7 +124,7 @@ def test_two_processes_train_as_one(grpo):
 
 def test_rank_0_writes_what_one_process_writes(grpo):
     _, runs = grpo
-    ours = {".lock", "report.html"}  # of the command, not of the run
+    ours = {".lock", "report.html", "state.json"}  # of the command, not of the run
     names = [
         {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()} - ours
         for folder, _ in runs.values()

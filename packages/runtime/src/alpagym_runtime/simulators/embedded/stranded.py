@@ -39,7 +39,11 @@ def stranded(
     steps = np.zeros(0, np.int64)
     event = int(slots.step[slot])
     if slots.frozen[slot] and len(known) and slots.measures[slot, PROGRESS] < GOAL_PROGRESS:
+        # The sample bears the time of its tick's end; the event may lie before it, where the distance was this one.
         event -= int(distance.time_us[-1] - distance.time_us[known[-1]]) // STEP_US
+        period = np.arange(max(event - inner_steps + 1, 0), event + 1)
+        there = np.hypot(*(log[period, :2] - slots.trail[slot, period, :2]).T)
+        event = int(period[np.abs(there - distance.value[known[-1]]).argmin()])
         steps = np.arange(event + inner_steps, min(last_step, len(log) - 1) + 1, inner_steps)
     away = log[steps, :2] - slots.trail[slot, event, :2]
     return MeasureSeries(steps * STEP_US, np.hypot(away[:, 0], away[:, 1]), np.ones(len(steps), bool), "mean")
