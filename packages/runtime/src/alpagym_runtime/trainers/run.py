@@ -23,6 +23,7 @@ from alpagym_runtime.errors import ConfigError, CorruptFileError, SimulatorError
 from alpagym_runtime.files import read_json, remove_partials, write_json
 from alpagym_runtime.random import mix_int
 from alpagym_runtime.rollouts.collector import Collector, Collects, environment
+from alpagym_runtime.rollouts.compile_ahead import compile_ahead
 from alpagym_runtime.rollouts.cores import Cores, make_policy, plain
 from alpagym_runtime.rollouts.evaluation import evaluate
 from alpagym_runtime.rollouts.filming import FOLDER, choose, film
@@ -124,7 +125,7 @@ class Run:
         self._policy: Any = None
         self._store: EpisodeStore | None = None
         self._started = time.perf_counter()
-        self._cpu = _cpu_seconds()
+        self._cpu, self._compiling_s = _cpu_seconds(), 0.0
         # Before the first simulator: a logging service that refuses this run does so now.
         self._loggers = build_loggers(config.logging.loggers if self._writes else {}, self)
 
@@ -624,6 +625,8 @@ class Run:
     def _finish(self, command: str, work: Callable[[], None]) -> Outcome:
         completed = True
         try:
+            if self._writes:
+                self._compiling_s = compile_ahead(self.config, self.directory, self.reporter, self.check_stop_alone)
             work()
         except StopTraining:
             completed = False
@@ -680,7 +683,7 @@ class Run:
             "versions": environment()[0],
             "cpu": environment()[1],
             "wall_s": time.perf_counter() - self._started,
-            "cpu_s": _cpu_seconds() - self._cpu,
+            "cpu_s": _cpu_seconds() - self._cpu + self._compiling_s,
             "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             * (1 if os.uname().sysname == "Darwin" else 1024),
         }

@@ -20,7 +20,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @lru_cache(maxsize=1)
-def _folder() -> Path | None:
+def picture_folder() -> Path | None:
+    """Where compiled pictures are kept; None where no folder can be written."""
     base = kernels.cache_folder()
     if base is None:
         return None
@@ -45,7 +46,7 @@ def inlined(function: F) -> F:
 
 
 def _compile(function: F, inline: bool) -> F:
-    folder = _folder()
+    folder = picture_folder()
     before = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(folder or "")
     try:
