@@ -75,7 +75,8 @@ class NcclConfig:
         port: 0 takes a free one; it is written into the run directory.
         in_flight: episodes of one sender that are sent and not taken by the trainer; the next one waits.
         timeout_s: longest wait for the other end, wherever one waits.
-        copy_threads: that copy an episode into and out of pinned memory.
+        copy_threads: that copy an episode into pinned memory.
+        pinned_mb: pinned memory that received episodes may hold; those beyond it are copied out of it.
         limit_mb: room for what the trainer received and nobody discarded; beyond it the oldest is released.
         expire_s: age at which one is released.
 
@@ -87,6 +88,7 @@ class NcclConfig:
     in_flight: int = 8
     timeout_s: float = 30.0
     copy_threads: int = 4
+    pinned_mb: int = 4_096
     limit_mb: int = 32_768
     expire_s: float = 21_600.0
 
@@ -96,6 +98,7 @@ class NcclConfig:
         check_range("in_flight", self.in_flight, minimum=1, maximum=1024)
         check_range("timeout_s", self.timeout_s, above=0, maximum=86_400)
         check_range("copy_threads", self.copy_threads, minimum=1, maximum=64)
+        check_range("pinned_mb", self.pinned_mb, minimum=0)
         check_range("limit_mb", self.limit_mb, minimum=1)
         check_range("expire_s", self.expire_s, above=0)
 

@@ -25,7 +25,7 @@ TAG = 0
 
 @dataclass
 class Slot:
-    """Room for one buffer; `memory` is on the CPU."""
+    """Room for one buffer; `memory` is on the CPU, and replaced where it is too small or was given away."""
 
     memory: Tensor
     device: Tensor | None = None
@@ -35,6 +35,11 @@ class Slot:
     def array(self, size: int) -> NDArray[Any]:
         """The first `size` bytes, u8."""
         found: NDArray[Any] = self.memory[:size].numpy()
+        return found
+
+    def give(self, size: int) -> NDArray[Any]:
+        """The same, to be kept: the memory lives as long as the array and its views, then torch uses it again."""
+        found, self.memory = self.array(size), self.memory[:0]
         return found
 
 
@@ -84,7 +89,7 @@ class Channel:
             slot = self._free.pop()
         if len(slot.memory) < size:
             slot.memory = self._memory(size)
-            if self._cuda is not None:
+            if slot.device is not None and len(slot.device) < len(slot.memory):
                 slot.device = torch.empty(len(slot.memory), dtype=torch.uint8, device=self._cuda)
         return slot
 

@@ -15,6 +15,7 @@ import queue
 import re
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,10 +23,11 @@ from typing import Any
 
 import numpy as np
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from alpagym_runtime.transport.config import NcclConfig
 from alpagym_runtime.transport.nccl.channel import Channel, Slot, current_device
-from alpagym_runtime.transport.nccl.message import copy_into, copy_pieces, header_size, pack, unpack
+from alpagym_runtime.transport.nccl.message import Message, copy_into, copy_pieces, header_size, pack, unpack
 from alpagym_runtime.transport.nccl.rendezvous import Session, find, forget, listen, me, put, take, wait_for
 from alpagym_runtime.transport.rules import Ledger
 from alpagym_runtime.types import Episode
@@ -49,6 +51,8 @@ class Receiver:
         self._ledger = Ledger(config.limit_mb * 1_000_000, config.expire_s)
         self._changed = threading.Condition()
         self._links: dict[int, _Link] = {}
+        # Reentrant: arrays can end, and give their memory back, wherever Python collects garbage.
+        self._pinned, self._lent = threading.RLock(), 0
         self._under_way, self._holding, self._closed = 0, False, False
         self._acceptor = threading.Thread(target=self._accept, name="alpagym-accept", daemon=True)
         self._acceptor.start()
@@ -140,6 +144,20 @@ class Receiver:
         with self._changed:
             self._changed.wait_for(lambda: not self._holding or self._closed)
             self._under_way += 1
+
+    def _lend(self, size: int) -> bool:
+        """Count pinned memory that an episode is to hold; False where it would be too much."""
+        if self._device is None:
+            return True
+        with self._pinned:
+            if self._lent + size > self._config.pinned_mb * 1_000_000:
+                return False
+            self._lent += size
+            return True
+
+    def _given_back(self, size: int) -> None:
+        with self._pinned:
+            self._lent -= size
 
     def _tell(self, key: str, value: bytes = b"1") -> None:
         if self._store is not None:
@@ -293,10 +311,7 @@ class _Link:
                 if not self._channel.finish(slot, size, self._config.timeout_s):
                     why = f"nothing came within {self._config.timeout_s:g} s after it was granted; {SLOWER}"
                 else:
-                    # The slot is needed again; an episode may be held for long.
-                    buffer = np.empty(size, np.uint8)
-                    copy_pieces([(buffer, slot.array(size))], self._receiver._threads)
-                    self._arrived(number, unpack(header, buffer), size)
+                    self._arrived(number, unpack(header, self._take_out(slot, size)), size)
                 self._channel.release(slot)
             except (RuntimeError, ValueError) as err:
                 why = str(err)
@@ -305,6 +320,18 @@ class _Link:
             if why is not None:
                 self._break(why)
                 return
+
+    def _take_out(self, slot: Slot, size: int) -> NDArray[np.uint8]:
+        """The bytes that arrived in a slot: its memory itself, or a copy where episodes hold enough pinned memory."""
+        receiver = self._receiver
+        if receiver._lend(size):
+            buffer = slot.give(size)
+            # Every array of the episode is a view of it, so it goes with the last of them.
+            weakref.finalize(buffer, receiver._given_back, size)
+            return buffer
+        buffer = np.empty(size, np.uint8)
+        copy_pieces([(buffer, slot.array(size))], receiver._threads)
+        return buffer
 
     def _arrived(self, number: int, episode: Episode, size: int) -> None:
         ledger, token = self._receiver._ledger, self._receiver._session.token
@@ -416,7 +443,7 @@ class _Outgoing:
         self._channel = _join(pair, self.session, device, config)
         self._turn, self._sent = 0, 0
         self._failed: Exception | None = None
-        self._announced: queue.SimpleQueue[tuple[int, int, Slot] | None] = queue.SimpleQueue()
+        self._announced: queue.SimpleQueue[tuple[int, Message, Slot] | None] = queue.SimpleQueue()
         self._started: queue.SimpleQueue[tuple[int, int, Slot] | None] = queue.SimpleQueue()
         self._workers = [
             threading.Thread(target=work, name=f"alpagym-{name}", daemon=True)
@@ -425,11 +452,24 @@ class _Outgoing:
         for worker in self._workers:
             worker.start()
 
-    def send(self, message: Any) -> str:
-        number, config = self._sent, self._config
-        handle = self._handle(number)
+    def send(self, message: Message) -> str:
+        number = self._sent
         if self._failed is not None:
             raise self._failed
+        try:
+            slot = self._room(number, message.size)
+            self._say(EPISODE + str(number).encode() + b" " + message.header)
+        except ConnectionError as err:
+            if self._failed is None:
+                raise self._lost(number, err) from err
+            raise self._failed from None
+        self._sent += 1
+        self._announced.put((number, message, slot))
+        return self._handle(number)
+
+    def _room(self, number: int, size: int) -> Slot:
+        """A buffer for episode `number`, once few enough are on their way."""
+        config, handle = self._config, self._handle(number)
         before = number - config.in_flight
         key = f"{self._link}/t/{before}"
         if before >= 0:
@@ -439,16 +479,12 @@ class _Outgoing:
                     f"their way before {handle} (transport.in_flight); is it alive? {SLOWER}"
                 )
             take(self._store, key)
-        slot = self._channel.acquire(message.size, config.timeout_s)
+        slot = self._channel.acquire(size, config.timeout_s)
         if slot is None:
             raise self._failed or TimeoutError(
                 f"no buffer got free within {config.timeout_s:g} s for {handle} to {self.session.peer}; {SLOWER}"
             )
-        copy_into(slot.array(message.size), message, self._threads)
-        self._say(EPISODE + str(number).encode() + b" " + message.header)
-        self._sent += 1
-        self._announced.put((number, message.size, slot))
-        return handle
+        return slot
 
     def discard(self, handle: str) -> None:
         match = _HANDLE.fullmatch(handle)
@@ -485,10 +521,12 @@ class _Outgoing:
         self._channel.abort()
 
     def _transfer(self) -> None:
-        """Send what is granted, in order."""
+        """Fill buffers, and send what is granted, in order."""
         seconds = self._config.timeout_s
         while (item := self._announced.get()) is not None:
-            number, size, slot = item
+            number, message, slot = item
+            # Here and not in send(), which packs the next episode meanwhile; nobody writes into an episode.
+            copy_into(slot.array(message.size), message, self._threads)
             key = f"{self._link}/r/{number}"
             try:
                 if not wait_for(self._granting, key, seconds):
@@ -497,14 +535,14 @@ class _Outgoing:
                         f"is it alive? {SLOWER}"
                     )
                 take(self._granting, key)
-                self._channel.start_send(slot, size)
+                self._channel.start_send(slot, message.size)
             except (ConnectionError, RuntimeError) as err:
                 self._fail(self._lost(number, err))
                 return
             except TimeoutError as err:
                 self._fail(err)
                 return
-            self._started.put(item)
+            self._started.put((number, message.size, slot))
         self._started.put(None)
 
     def _finish(self) -> None:

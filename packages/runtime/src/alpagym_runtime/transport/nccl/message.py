@@ -34,7 +34,7 @@ from alpagym_runtime.types import (
 VERSION = 1
 ALIGNMENT = 64
 """Bytes at whose multiples arrays begin, so that views of the buffer are aligned."""
-PIECE = 4 << 20
+PIECE = 8 << 20
 """Bytes that one thread copies at a time."""
 
 Bytes = NDArray[np.uint8]
