@@ -70,11 +70,12 @@ class Worker:
         self._waiting: deque[_Job] = deque()
         self._wanted = self._loaded = 0
         self._ends = False
+        device = _device(config, index)  # before the transport, which takes the GPU in hand
         self._transport = build_transport(config, "rollout", directory)
         # From here on nobody else notices that the trainer is gone.
         threading.Thread(target=self._listen, name="listen", daemon=True).start()
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
-        self._policy = make_policy(config, _device(config.rollout.device, index))
+        self._policy = make_policy(config, device)
         self._cores = Cores(config, config.rollout.slots_of_worker, directory)
         self._collectors: dict[tuple[World, object, bool], Collector] = {}
 
@@ -184,15 +185,27 @@ class _Ended(Exception):
     """Told to end in the middle of a drive."""
 
 
-def _device(kind: str, index: int) -> str:
-    """Where a worker's policy computes: workers take turns on the GPUs of their machine."""
-    if kind == "cpu":
-        return kind
+def _device(config: RunConfig, index: int) -> str:
+    """Where a worker's policy computes; with it, or for transport=nccl, the worker takes a GPU in hand.
+
+    Workers take turns on the GPUs of their machine that no trainer's process computes or receives on, else on all.
+    """
+    on_gpu = config.rollout.device == "cuda"
+    nccl = getattr(config.transport.config, "backend", None) == "nccl"
+    if not on_gpu and not nccl:
+        return "cpu"
     import torch
 
     if not torch.cuda.is_available():
-        raise ConfigError("is cuda, and this machine has no GPU that torch can use", key="rollout.device")
-    return f"cuda:{index % torch.cuda.device_count()}"
+        raise ConfigError(
+            "needs a GPU, and this machine has none that torch can use",
+            key="rollout.device" if on_gpu else "transport.backend",
+        )
+    gpus = range(torch.cuda.device_count())
+    taken = config.topology.processes if nccl or config.learner.device == "cuda" else 0
+    free = gpus[taken:] or gpus
+    torch.cuda.set_device(free[index % len(free)])
+    return f"cuda:{torch.cuda.current_device()}" if on_gpu else "cpu"
 
 
 def _connect(directory: Path) -> tuple[Rendezvous, Link]:

@@ -111,6 +111,13 @@ class NcclConfig:
                 "carries episodes from rollout processes to the trainer, and this run has one process for both",
                 "rollout.workers=2, or transport=memory",
             )
+        elif self.backend == "nccl" and config.deploy.kind == "local" and len(machine.gpus) < 2:
+            yield Problem(
+                ".backend",
+                self.backend,
+                f"the trainer and its workers need GPUs of their own: {machine.gpus_text}",
+                "transport.backend=gloo, or transport=shared_memory",
+            )
 
     def build(self, role: str, directory: Path) -> Receiver | Sender:
         """The trainer's end, or a rollout process's for every other role."""
