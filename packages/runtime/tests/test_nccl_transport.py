@@ -10,10 +10,13 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from alpagym_runtime.deploy_config import DeploySection
+from alpagym_runtime.machine import Gpu
 from alpagym_runtime.testing.conformance import TransportConformance, empty_episode
 from alpagym_runtime.testing.examples import assert_same, example_camera_episode, example_episode
 from alpagym_runtime.transport.config import NcclConfig
@@ -326,4 +329,15 @@ def test_one_process_for_both_is_refused():
     (problem,) = NcclConfig().preflight(Config, None)
     assert (problem.key, problem.remedy) == (".type", "rollout.workers=2, or transport=memory")
     Config.has_workers = True
-    assert not list(NcclConfig().preflight(Config, None))
+    assert not list(NcclConfig(backend="gloo").preflight(Config, None))
+
+
+def test_nccl_on_one_machine_needs_two_gpus():
+    class Config:
+        has_workers = True
+        deploy = DeploySection()
+
+    gpu = Gpu(0, "H200", 143_771 << 20, "580")
+    (problem,) = NcclConfig().preflight(Config, SimpleNamespace(gpus=[gpu], gpus_text="1 found"))
+    assert (problem.key, problem.remedy) == (".backend", "transport.backend=gloo, or transport=shared_memory")
+    assert not list(NcclConfig().preflight(Config, SimpleNamespace(gpus=[gpu, gpu], gpus_text="2 found")))

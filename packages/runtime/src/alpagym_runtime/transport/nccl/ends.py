@@ -444,10 +444,11 @@ class _Outgoing:
         self._turn, self._sent = 0, 0
         self._failed: Exception | None = None
         self._announced: queue.SimpleQueue[tuple[int, Message, Slot] | None] = queue.SimpleQueue()
+        self._filled: queue.SimpleQueue[tuple[int, int, Slot] | None] = queue.SimpleQueue()
         self._started: queue.SimpleQueue[tuple[int, int, Slot] | None] = queue.SimpleQueue()
         self._workers = [
             threading.Thread(target=work, name=f"alpagym-{name}", daemon=True)
-            for name, work in (("send", self._transfer), ("sent", self._finish))
+            for name, work in (("fill", self._fill), ("send", self._transfer), ("sent", self._finish))
         ]
         for worker in self._workers:
             worker.start()
@@ -503,6 +504,7 @@ class _Outgoing:
 
     def abort(self) -> None:
         self._announced.put(None)
+        self._filled.put(None)
         self._started.put(None)
         self._channel.abort()
 
@@ -520,13 +522,19 @@ class _Outgoing:
         self._started.put(None)
         self._channel.abort()
 
-    def _transfer(self) -> None:
-        """Fill buffers, and send what is granted, in order."""
-        seconds = self._config.timeout_s
+    def _fill(self) -> None:
+        """Copy episodes into their buffers, beside send() and what travels; nobody writes into an episode."""
         while (item := self._announced.get()) is not None:
             number, message, slot = item
-            # Here and not in send(), which packs the next episode meanwhile; nobody writes into an episode.
             copy_into(slot.array(message.size), message, self._threads)
+            self._filled.put((number, message.size, slot))
+        self._filled.put(None)
+
+    def _transfer(self) -> None:
+        """Send what is granted, in order."""
+        seconds = self._config.timeout_s
+        while (item := self._filled.get()) is not None:
+            number, size, slot = item
             key = f"{self._link}/r/{number}"
             try:
                 if not wait_for(self._granting, key, seconds):
@@ -535,14 +543,14 @@ class _Outgoing:
                         f"is it alive? {SLOWER}"
                     )
                 take(self._granting, key)
-                self._channel.start_send(slot, message.size)
+                self._channel.start_send(slot, size)
             except (ConnectionError, RuntimeError) as err:
                 self._fail(self._lost(number, err))
                 return
             except TimeoutError as err:
                 self._fail(err)
                 return
-            self._started.put((number, message.size, slot))
+            self._started.put(item)
         self._started.put(None)
 
     def _finish(self) -> None:
