@@ -1,8 +1,9 @@
 """Compile the embedded world's kernels in a process of its own, before a run needs them.
 
-The compiler leaves 0.4 to 0.5 GB behind in the process that called it; a run that loads the kernels from the cache stays
-that much smaller. The child drives one short episode of the run's own config, so the cache holds what the run will call;
-what it has not met is compiled in the run, as if there were no child. A mark beside the kernels says that this was done.
+The compiler leaves 0.4 to 0.5 GB behind in the process that called it; a run that loads the kernels from the cache
+stays that much smaller. The child drives one short episode of the run's own config, so the cache holds what the run
+will call; what it has not met is compiled in the run, as if there were no child. A mark beside the kernels says that
+this was done.
 """
 
 from __future__ import annotations
