@@ -30,6 +30,7 @@ SlurmctldPort={ports[0]}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/none
+AuthInfo=cred_expire=5
 CredType=cred/none
 {plugins}
 StateSaveLocation={folder}/state
@@ -95,6 +96,7 @@ class SlurmCluster:
         )
         if shape:
             text = "\n".join(shape if line.startswith("NodeName=") else line for line in text.splitlines())
+            text = text.replace("Nodes=n[1-2]", "Nodes=ALL")
         (folder / "slurm.conf").write_text(text + "\n")
         self.environment["SLURM_CONF"] = str(folder / "slurm.conf")
 

@@ -117,8 +117,7 @@ def test_a_trainer_on_one_node_and_workers_on_the_other_train_and_report(slurm, 
 def test_stop_keeps_a_checkpoint_and_resume_submits_again(slurm, tmp_path):
     directory, job = submit(tmp_path, *TWO_NODES, *LONG)
     trains(slurm, directory, job)
-    code, said = alpagym("logs", directory, "trainer")
-    assert "grpo" in said
+    assert slurm.until(lambda: "grpo: " in alpagym("logs", directory, "trainer")[1], 60)
     code, said = alpagym("resume", directory)
     assert (code, f"job {job} has this run already, and is RUNNING" in said) == (2, True)
     code, said = alpagym("stop", directory)
@@ -135,7 +134,7 @@ def test_stop_keeps_a_checkpoint_and_resume_submits_again(slurm, tmp_path):
     assert (code, slurm.state(again)) == (0, "CANCELLED"), said
     code, said = alpagym("clean", directory)
     assert code == 0
-    assert steps(directory)[: len(steps(directory))] == sorted(set(steps(directory)))
+    assert steps(directory) == list(range(1, len(steps(directory)) + 1))
 
 
 def test_a_pending_job_is_cancelled(slurm, tmp_path):
@@ -154,9 +153,9 @@ def test_sigusr1_keeps_a_checkpoint_and_queues_the_job_again(slurm, tmp_path):
     directory, job = submit(tmp_path, *TWO_NODES, *LONG, "deploy.requeues=1")
     trains(slurm, directory, job)
     slurm.run("scancel", "--batch", "--signal=USR1", job)
-    assert slurm.until(lambda: "queued again, 1 of deploy.requeues=1" in log(directory), 120)
+    assert slurm.until(lambda: "queued again, 1 of deploy.requeues=1" in log(directory), 240)
     before = max(steps(directory))
-    assert slurm.until(lambda: "start 1:" in log(directory), 120)
+    assert slurm.until(lambda: "start 1:" in log(directory), 240)
     assert slurm.until(lambda: max(steps(directory)) > before, 300), log(directory, "")
     # All steps once and in order: it went on where it stopped.
     assert steps(directory) == list(range(1, len(steps(directory)) + 1))
@@ -172,7 +171,7 @@ def test_the_time_limit_is_announced_and_the_run_goes_on(slurm, tmp_path):
     directory, _ = submit(tmp_path, *LONG, "deploy.requeues=1", "deploy.slurm.time=00:03:00", "deploy.slurm.warn_s=150")
     assert slurm.until(lambda: "queued again" in log(directory), 170), log(directory, "")
     assert "trainer ended with code 138" in log(directory)
-    assert slurm.until(lambda: "start 1:" in log(directory), 120)
+    assert slurm.until(lambda: "start 1:" in log(directory), 240)
 
 
 def test_a_job_that_is_preempted_twice_goes_on_twice(slurm, tmp_path):
@@ -184,7 +183,7 @@ def test_a_job_that_is_preempted_twice_goes_on_twice(slurm, tmp_path):
             *("sbatch", "--parsable", "-purgent", "-N2", "--exclusive", "-o/dev/null", "--wrap", "sleep 3")
         ).strip()
         assert slurm.wait(urgent, "COMPLETED", timeout_s=200) == "COMPLETED"
-        assert slurm.until(lambda number=number: f"start {number}:" in log(directory), 120), log(directory, "")
+        assert slurm.until(lambda number=number: f"start {number}:" in log(directory), 240), log(directory, "")
         assert slurm.until(lambda before=before: max(steps(directory)) > before, 300), log(directory, "")
     assert steps(directory) == list(range(1, len(steps(directory)) + 1))
 
@@ -205,12 +204,12 @@ def test_a_lost_node_of_workers_costs_a_requeue_and_no_step(slurm, tmp_path):
     trains(slurm, directory, job)
     try:
         slurm.run("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
-        assert slurm.until(lambda: "rollout workers ended" in log(directory), 120), log(directory, "")
-        assert slurm.until(lambda: "queued again" in log(directory), 120), log(directory, "")
+        assert slurm.until(lambda: "rollout ended" in log(directory), 240), log(directory, "")
+        assert slurm.until(lambda: "queued again" in log(directory), 240), log(directory, "")
         assert slurm.wait(job, "PENDING", timeout_s=60) == "PENDING"
     finally:
         slurm.run("scontrol", "update", "NodeName=n2", "State=RESUME")
-    assert slurm.until(lambda: "start 1:" in log(directory), 180)
+    assert slurm.until(lambda: "start 1:" in log(directory), 240)
 
 
 # ---------------------------------------------------------------- sweeps, dependencies
@@ -244,13 +243,56 @@ def test_a_team_over_two_nodes_stops_together_and_goes_on(slurm, tmp_path):
     directory, job = submit(tmp_path, *LONG, *team, name="team")
     trains(slurm, directory, job)
     slurm.run("scancel", "--batch", "--signal=USR1", job)
-    assert slurm.until(lambda: "queued again" in log(directory), 120), log(directory, "")
+    assert slurm.until(lambda: "queued again" in log(directory), 240), log(directory, "")
     before = max(steps(directory))
     assert slurm.until(lambda: max(steps(directory)) > before, 400), log(directory, "")
     assert steps(directory) == list(range(1, len(steps(directory)) + 1))
     code, said = alpagym("stop", directory)
     assert code == 0, said
     assert not list((directory / "endpoints").glob("team-*"))
+
+
+# ---------------------------------------------------------------- presets
+
+# Eighty nodes that Slurm believes it could start: enough for --test-only, which allocates and runs nothing.
+EIGHTY = (
+    "NodeName=n[1-80] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[26001-26080] CPUs=64 Gres=gpu:8 State=CLOUD\n"
+    "GresTypes=gpu\nResumeProgram=/bin/true\nSuspendProgram=/bin/true\nSuspendTime=3600"
+)
+TEMPLATE = "experiment=alpamayo_1_5_slurm_template"
+
+
+@pytest.mark.parametrize(
+    ("words", "nodes"),
+    [
+        ((TEMPLATE, "topology=slurm_partial_node_1_2_1"), 1),
+        ((TEMPLATE, "topology=slurm_full_node_1_3_4"), 1),
+        (("experiment=smoke", "topology=slurm_cpu_1_1", "rollout.workers=8"), 2),
+        ((TEMPLATE,), 3),
+        ((TEMPLATE, "topology=slurm_distributed_1_2_2"), 5),
+        ((TEMPLATE, "topology=slurm_distributed_shared_cosmos_2_3"), 5),
+        (("experiment=alpamayo_1_5_pai_80_nodes",), 80),
+    ],
+)
+def test_slurm_would_take_every_preset(eighty, tmp_path, words, nodes):
+    code, said = alpagym("submit", "--dry-run", *words, "deploy.slurm.partition=main", "deploy.slurm.account=null")
+    assert code == 0, said
+    (tmp_path / "job").write_text(said.split("# job.sbatch\n")[1])
+    test = ("sbatch", "--test-only", f"--output={tmp_path}/log")
+    answer = eighty.run(*test, str(tmp_path / "job"), str(tmp_path))
+    assert "to start at" in answer, answer
+    found = eighty.run("scontrol", "show", "hostnames", answer.split(" on nodes ")[1].split()[0]).split()
+    assert len(found) == nodes
+    # What does not fit is refused, so the answer means something.
+    assert "not available" in eighty.run(*test, "--gpus-per-node=9", str(tmp_path / "job"), str(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def eighty(make_slurm):
+    cluster = make_slurm(EIGHTY)
+    cluster.start_controller("-c")
+    assert cluster.until(lambda: "main" in cluster.run("sinfo", "-h"), 30.0)
+    return cluster
 
 
 # ---------------------------------------------------------------- what is wrong

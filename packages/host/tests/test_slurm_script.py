@@ -222,6 +222,10 @@ exit $highest
 PYTHON = r"""
 run=${@: -1}
 case $2 in
+  alpagym_host.launch.simulator)
+    trap 'echo down >"$run/simulator"; exit 0' USR2
+    echo up >"$run/simulator"; code=$(cat "$run/simulator-code"); [ "$code" = 0 ] || exit "$code"
+    while :; do sleep 0.05; done ;;
   alpagym_host.launch.job)
     printf '%s' "$VALUE" >"$run/value"; echo "$SECRET_TOKEN" | sha256sum >"$run/secret"; printf '%s\n' "$@" >"$run/argv"
     pwd >"$run/folder"
@@ -250,7 +254,7 @@ class Node:
         self.tool("squeue", "echo RUNNING")
         # Slurm ends a job that is queued again; here its script has another tool do that.
         self.tool("scontrol", f'echo "$*" >>"{folder}/scontrol"; kill -KILL $PPID')
-        self.says(code=0, lasts=0, worker_code=0)
+        self.says(code=0, lasts=0, worker_code=0, simulator_code=0)
 
     def tool(self, name: str, text: str) -> None:
         (self.tools / name).write_text(f"#!/bin/bash\n{text}\n")
@@ -336,9 +340,25 @@ def test_a_worker_is_started_again_so_often_and_then_the_trainer_is_asked_to_sto
     code, said = node.goes("rollout.workers=2", "rollout.restarts=2")
     # 2 workers × (1 start + 2 restarts)
     assert len((node.run / "workers").read_text().split()) == 6
-    assert "rollout workers ended with code 9" in said
+    assert "rollout ended with code 9" in said
     assert (node.run / "got").read_text() == "USR1\n"
     assert code == 138
+
+
+ALPASIM = ("simulator=alpasim", "topology.alpasim_nodes=2", "dataset.scene_ids=[a]")
+
+
+def test_alpasim_has_nodes_of_its_own_and_is_taken_down_when_the_trainer_has_ended(node):
+    assert "--relative=1 --nodes=2 --ntasks=2" in script(*ALPASIM)
+    node.says(lasts=20, code=5)
+    code, said = node.goes(*ALPASIM)
+    assert (code, (node.run / "simulator").read_text()) == (5, "down\n"), said
+
+
+def test_a_trainer_without_its_alpasim_is_asked_to_stop(node):
+    node.says(lasts=400, simulator_code=4)
+    code, said = node.goes(*ALPASIM)
+    assert (code, "simulator ended with code 4" in said) == (138, True)
 
 
 @pytest.mark.parametrize("code", [0, 3])

@@ -214,7 +214,7 @@ def _gpus(config: RunConfig, command: str, machine: Machine) -> Iterator[Problem
 def _alpasim_gpus(config: RunConfig, machine: Machine) -> Iterator[Problem]:
     """AlpaSim's topology names GPUs of this machine by number."""
     name = config.alpasim.wizard_args.topology
-    facts = topology_facts(name) if starts_alpasim(config) else None
+    facts = topology_facts(name) if starts_alpasim(config) and config.deploy.kind == "local" else None
     if facts is not None and (needed := max(facts.gpus, default=-1) + 1) > len(machine.gpus):
         yield Problem(
             "alpasim.wizard_args.topology",
@@ -319,6 +319,13 @@ def _slurm(config: RunConfig, command: str, machine: Machine) -> Iterator[Proble
             )
         why = "this version writes and checks a job of Cosmos-RL (--dry-run shows it), and does not submit it"
         yield Problem("trainer", "cosmos", why, "trainer=grpo")
+    if topology.alpasim_nodes and not starts_alpasim(config):
+        yield Problem(
+            "topology.alpasim_nodes",
+            topology.alpasim_nodes,
+            "nodes for an AlpaSim, and this run brings none up",
+            "topology.alpasim_nodes=0",
+        )
     if topology.rollout_nodes and not config.has_workers:
         yield Problem(
             "topology.rollout_nodes",

@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass, field
 
 from alpagym_plugins import ConfigError, check_choice, check_range
-from alpagym_runtime.secrets import is_secret_name
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _GROUP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]*")
@@ -174,6 +173,8 @@ class SlurmSection:
     export_env: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        from alpagym_runtime.secrets import is_secret_name
+
         if not re.fullmatch(r"(\d+-)?\d{1,2}(:\d{2}){0,2}|\d+", self.time):
             raise ConfigError(f"must be a Slurm time limit such as 04:00:00 or 1-12, got {self.time!r}", key="time")
         check_range("warn_s", self.warn_s, minimum=1, maximum=65_535)  # sbatch's own limit

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from alpagym_host.alpasim import starts_alpasim
 from alpagym_runtime.run_config import RunConfig
 
 
@@ -44,7 +45,7 @@ def roles(config: RunConfig, command: str) -> list[Role]:
         # No node without a worker.
         found.append(Role("rollout", first, min(wide, config.rollout.workers), config.rollout.workers))
         further += topology.rollout_nodes
-    if config.simulator.type == "alpasim" and not config.simulator.config.addresses:
+    if starts_alpasim(config):
         shared = topology.alpasim_nodes == 0
         first, wide = (0, nodes) if shared else (further, topology.alpasim_nodes)
         found.append(Role("simulator", first, wide, wide))

@@ -35,10 +35,6 @@ def render(config: RunConfig, command: str, python: str) -> str:
 
     """
     slurm, found = config.deploy.slurm, roles(config, command)
-    if slurm.python is not None:
-        python = slurm.python
-    elif slurm.container_image is not None:
-        python = "python3"
     lines = [
         "#!/bin/bash",
         "# Written by AlpaGym from a run's config. Its argument is the run's directory; of an array, less the index.",
@@ -57,6 +53,7 @@ def render(config: RunConfig, command: str, python: str) -> str:
         "  exit 1",
         "fi",
         'cd -- "$SLURM_SUBMIT_DIR" || exit',
+        "export PYTHONUNBUFFERED=1  # logs as they grow",
         *(f"export {name}={shlex.quote(value)}" for name, value in sorted(slurm.env.items())),
         *fetch(slurm),
         "",
@@ -101,35 +98,49 @@ def _quoted(value: str) -> str:
 
 def _starts(config: RunConfig, found: list[Role], python: str) -> list[str]:
     """What starts the roles, the trainer last: the others wait for it."""
-    slurm, restarts = config.deploy.slurm, config.rollout.restarts
+    slurm = config.deploy.slurm
     names = sorted({*slurm.env, *slurm.export_env})
     options, before = in_container(slurm, names, config.topology.gpus_per_node > 0)
-    interpreter = shlex.quote(python)
+    inside = shlex.quote(slurm.python or (python if slurm.container_image is None else "python3"))
+    # AlpaSim's launcher starts containers, so it is in none.
+    outside = shlex.quote(python if slurm.python is None or slurm.container_image is not None else slurm.python)
 
-    def start(role: Role, kill: int, *program: str) -> str:
-        where = f"--relative={role.first} --nodes={role.nodes} --ntasks={role.tasks} --kill-on-bad-exit={kill}"
-        output = f'--output="${{run//%/%%}}/logs/{role.name}-%N.log"'
-        parts = [f'"${{step[@]}}" {where}', " ".join([output, *options]), " ".join([*before, *program])]
-        return " \\\n  ".join(parts)
-
-    lines = [f"step=({_STEP})", 'mkdir -p -- "$run/logs" || exit']
-    for role in found:
+    lines = ['mkdir -p -- "$run/logs" || exit', f"step=({_STEP})", *(_KEEP.splitlines() if found[1:] else ())]
+    for role in found[1:]:
         if role.name == "simulator":
-            program = (interpreter, "-m", "alpagym_host.launch.simulator", '"$run"')
-            lines += [start(role, 0, *program) + " &", "simulator=$!"]
-        elif role.name == "rollout":
-            loop = ("bash", "-c", shlex.quote(_WORKER), interpreter, str(restarts), '"$run"')
-            lines += ["{", "  " + start(role, 0, *loop).replace("\n", "\n  "), *_ROLLOUTS_ENDED, "} &", "rollout=$!"]
-    program = (interpreter, "-m", "alpagym_host.launch.job", '"$run"')
+            lines.append('rm -f -- "$run"/endpoints/alpasim-*.json  # of an earlier start')
+            start = _step(role, 1, [], [outside, "-m", "alpagym_host.launch.simulator", '"$run"'])
+        else:
+            worker = ["bash", "-c", shlex.quote(_WORKER), inside, str(config.rollout.restarts), '"$run"']
+            start = _step(role, 0, options, [*before, *worker])
+        lines.append(f"keep {role.name} {start} & {role.name}=$!")
+    trainer = _step(found[0], 1, options, [*before, inside, "-m", "alpagym_host.launch.job", '"$run"'])
     return [
         *lines,
         '[ -n "$asked" ] || {',
-        "  " + start(found[0], 1, *program).replace("\n", "\n  ") + " &",
+        f"  {trainer} &",
         "  trainer=$!",
-        *_ASKED_MEANWHILE,
+        '  [ -z "$asked" ] || ask "$asked"  # between the two',
         "}",
     ]
 
+
+def _step(role: Role, kill: int, options: list[str], program: list[str]) -> str:
+    """The command of bash that starts a role."""
+    where = f"--relative={role.first} --nodes={role.nodes} --ntasks={role.tasks} --kill-on-bad-exit={kill}"
+    output = f'--output="${{run//%/%%}}/logs/{role.name}-%N.log"'
+    return " \\\n    ".join([f'"${{step[@]}}" {where}', " ".join([output, *options]), " ".join(program)])
+
+
+# Where those are gone for whom the trainer waits, it is asked for a checkpoint.
+_KEEP = r"""keep() {  # NAME COMMAND: a role besides the trainer's; SIGUSR2 is passed on
+  local name=$1 pid code
+  "${@:2}" & pid=$!
+  trap 'kill -s USR2 "$pid" 2>/dev/null' USR2
+  wait "$pid"; code=$?
+  while kill -0 "$pid" 2>/dev/null; do wait "$pid"; code=$?; done
+  ((code == 0)) || { echo "$name ended with code $code; see $run/logs"; kill -s USR1 $$; }
+}"""
 
 # A worker ends when its trainer does, by its connection, and with code 0 or 3; anything else is a crash.
 _WORKER = r"""trap "" HUP INT TERM USR1 USR2
@@ -139,13 +150,6 @@ for ((start = 0; start <= $1; start++)); do
   echo "$(date "+%F %T") worker $SLURM_PROCID ended with code $code; start $((start + 1)) of rollout.restarts=$1"
 done
 exit $code"""
-
-_ASKED_MEANWHILE = ['  [ -z "$asked" ] || ask "$asked"  # between the two']
-
-_ROLLOUTS_ENDED = [
-    "  code=$?",
-    '  ((code == 0)) || { echo "rollout workers ended with code $code; see $run/logs"; kill -s USR1 $$; }',
-]
 
 _END = """
 case $asked in USR1) code=138 ;; USR2) code=140 ;; esac
