@@ -1,8 +1,9 @@
 """A Slurm of two nodes on this machine, in a folder: slurmctld and two slurmd, without munge or root's configuration.
 
     apt-get install slurm-wlm                                   # or, where that is not allowed, unpacked:
-    apt-get download slurmctld slurmd slurm-client slurm-wlm-basic-plugins libmunge2 libhwloc15 …
-    dpkg -x each of them into DIR, and ALPAGYM_SLURM=DIR
+    apt-get download slurmctld slurmd slurm-client slurm-wlm-basic-plugins libmunge2 libhwloc15 libdbus-1-3 libjson-c5
+    for package in *.deb; do dpkg -x $package DIR; done
+    export ALPAGYM_SLURM=DIR
 
 Partitions: `main` (jobs of `urgent` preempt its own, with `GRACE_S` for a checkpoint), `urgent`.
 """
@@ -81,7 +82,7 @@ class SlurmCluster:
         self._children = Children()
         self._daemons: dict[str, object] = {}
         path = self.environment["PATH"]
-        self._programs = {name: shutil.which(name, path=path) for name in ("slurmctld", "slurmd", "slurmstepd")}
+        self._programs = {name: _find(name, path) for name in ("slurmctld", "slurmd", "slurmstepd")}
         (folder / "state").mkdir()
         plugins = ""
         if root := os.environ.get("ALPAGYM_SLURM"):
@@ -176,9 +177,13 @@ def _tools() -> dict[str, str] | None:
         libraries = [str(place) for pattern in ("", "/slurm-wlm") for place in Path(root).glob(f"usr/lib/*{pattern}")]
         found["LD_LIBRARY_PATH"] = ":".join(place for place in libraries if Path(place).is_dir())
     needed = ("slurmctld", "slurmd", "slurmstepd", "sbatch")
-    found["PATH"] += ":" + ":".join(str(place) for place in Path(root or "/").glob("usr/lib/*/slurm-wlm"))
-    found["PATH"] += f":{root or ''}/usr/sbin"
-    return found if all(shutil.which(name, path=found["PATH"]) for name in needed) else None
+    return found if all(_find(name, found["PATH"]) for name in needed) else None
+
+
+def _find(name: str, path: str) -> str | None:
+    """A program; in Debian's packages, before they are configured, a daemon's name ends with -wlm."""
+    found = (shutil.which(word, path=folder) for folder in path.split(":") for word in (name, f"{name}-wlm"))
+    return next((program for program in found if program), None)
 
 
 def _free_ports() -> list[int]:

@@ -111,6 +111,31 @@ def test_a_trainer_on_one_node_and_workers_on_the_other_train_and_report(slurm, 
             assert b"secret-marker" not in path.read_bytes(), path
 
 
+def test_an_alpasim_on_a_node_of_its_own_is_driven_and_taken_down(
+    slurm, tmp_path, alpasim_machine, make_checkout, monkeypatch
+):
+    # Docker, uv and AlpaSim's launcher are stand-ins; what the launcher starts is `alpagym serve`, on all addresses as
+    # AlpaSim does.
+    monkeypatch.setenv("ALPAGYM_TEST_WIZARD", "serve")
+    monkeypatch.setenv("ALPAGYM_TEST_HOST", "0.0.0.0")
+    monkeypatch.setenv("PATH", f"{os.environ['PATH']}:{slurm.environment['PATH']}")
+    scene = "procedural-train-000000"
+    directory, job = submit(
+        tmp_path,
+        *("experiment=alpamayo_1_5_local_2gpu_smoke", "reward=progress_safety", "policy=waypoint", "trainer=grpo"),
+        *("trainer.updates=1", "dataset.scene_ids=[procedural-train-000000]", "simulator.force_gt_duration_us=1600000"),
+        *("topology=local_cpu", "topology.alpasim_nodes=1", "deploy.slurm.warn_s=60"),
+        *(f"alpasim.repo_path={make_checkout(tmp_path / 'alpasim', (scene,))}", "dataset.train_scenes=448"),
+        "deploy.slurm.export_env=[ALPAGYM_TEST_WIZARD,ALPAGYM_TEST_HOST,ALPAGYM_TEST_DOCKER_LOG,ALPAGYM_TEST_MARK]",
+    )
+    assert slurm.wait(job, "COMPLETED", "FAILED", timeout_s=600) == "COMPLETED", log(directory, "")
+    assert steps(directory) == [1]
+    (received,) = directory.glob("alpasim/wizard-0_*/received.json")
+    assert read_json(received)["config"]["wizard.run_method"] == "SLURM"
+    assert not list((directory / "endpoints").iterdir())
+    assert "AlpaSim: 1 scene at" in log(directory, "simulator")
+
+
 # ---------------------------------------------------------------- how it ends
 
 
@@ -256,7 +281,7 @@ def test_a_team_over_two_nodes_stops_together_and_goes_on(slurm, tmp_path):
 
 # Eighty nodes that Slurm believes it could start: enough for --test-only, which allocates and runs nothing.
 EIGHTY = (
-    "NodeName=n[1-80] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[26001-26080] CPUs=64 Gres=gpu:8 State=CLOUD\n"
+    "NodeName=n[1-80] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[26001-26080] CPUs=64 RealMemory=1000000 Gres=gpu:8 State=CLOUD\n"
     "GresTypes=gpu\nResumeProgram=/bin/true\nSuspendProgram=/bin/true\nSuspendTime=3600"
 )
 TEMPLATE = "experiment=alpamayo_1_5_slurm_template"
