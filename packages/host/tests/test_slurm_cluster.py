@@ -281,8 +281,8 @@ def test_a_team_over_two_nodes_stops_together_and_goes_on(slurm, tmp_path):
 
 # Eighty nodes that Slurm believes it could start: enough for --test-only, which allocates and runs nothing.
 EIGHTY = (
-    "NodeName=n[1-80] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[26001-26080] CPUs=64 RealMemory=1000000 Gres=gpu:8 State=CLOUD\n"
-    "GresTypes=gpu\nResumeProgram=/bin/true\nSuspendProgram=/bin/true\nSuspendTime=3600"
+    "NodeName=n[1-80] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[26001-26080] CPUs=64 RealMemory=1000000 "
+    "Gres=gpu:8 State=CLOUD\nGresTypes=gpu\nResumeProgram=/bin/true\nSuspendProgram=/bin/true\nSuspendTime=3600"
 )
 TEMPLATE = "experiment=alpamayo_1_5_slurm_template"
 

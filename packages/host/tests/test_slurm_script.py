@@ -57,7 +57,6 @@ def test_every_option_stands_once():
         "--open-mode=append",
         "--export=HF_TOKEN,HOME,LANG,LOGNAME,PATH,SHELL,USER",
         "--exclusive",
-        "--no-kill",
         "--requeue",
         '--reservation="r 1"',
         "--spread-job",
@@ -91,6 +90,20 @@ def test_roles_have_their_nodes(words, command, nodes, steps):
     assert f"#SBATCH --nodes={nodes}\n" in text
     found = [line.split('"${step[@]}" ')[1].split(" --kill")[0] for line in text.splitlines() if '"${step[@]}"' in line]
     assert found == steps
+
+
+@pytest.mark.parametrize(
+    ("words", "job", "step"),
+    [
+        ((), False, False),
+        (("topology.train_nodes=2",), False, False),  # Slurm ends and queues again a team that lost a node
+        (("topology.rollout_nodes=1", "rollout.workers=2"), True, False),
+        (("topology.rollout_nodes=2", "rollout.workers=2"), True, True),
+    ],
+)
+def test_a_lost_node_ends_what_cannot_go_on_without_it(words, job, step):
+    text = script(*words)
+    assert ("#SBATCH --no-kill" in text, " --no-kill " in text.replace("#SBATCH --no-kill", "")) == (job, step)
 
 
 @pytest.mark.parametrize(
