@@ -237,6 +237,27 @@ def test_the_command_starts_torchrun(tmp_path):
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "completed"
 
 
+@pytest.mark.slow  # 35 s of CPU
+def test_a_team_in_a_job_script_of_ones_own_is_queued_again(tmp_path):
+    deploy = {"kind": "local", "requeues": 1}
+    config = configure(
+        {"type": "grpo", "updates": 10_000, "warm_start": None}, topology={"processes": 2}, deploy=deploy
+    )
+    run_dir.create(config, "train", tmp_path / "run")
+    (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$*" >>"{tmp_path}/told"\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    job = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "77"}
+    command = [sys.executable, "-m", "alpagym_host.cli", "resume", str(tmp_path / "run")]
+    with subprocess.Popen(command, env=os.environ | job) as process:
+        end = time.monotonic() + 200.0
+        while len(training_rows(tmp_path / "run")) < 3 and time.monotonic() < end:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(100) == 138  # not torchrun's 1
+    assert (tmp_path / "told").read_text() == "requeue 77\n"
+    assert CheckpointStore(tmp_path / "run" / "checkpoints", 1).steps()[-1] == len(training_rows(tmp_path / "run"))
+
+
 def test_it_says_how_it_is_started(tmp_path):
     config = configure({"type": "grpo"})
     run_dir.create(config, "train", tmp_path / "run")

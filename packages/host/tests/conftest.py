@@ -1,6 +1,8 @@
+import importlib.util
 import os
 import shutil
 import sys
+import tempfile
 import textwrap
 import uuid
 from pathlib import Path
@@ -115,3 +117,36 @@ def checkout(tmp_path):
 def make_checkout():
     """`make_checkout(folder, scenes)`, see `build_checkout`."""
     return build_checkout
+
+
+@pytest.fixture(scope="module")
+def make_slurm():
+    """`make_slurm(shape)`, see `slurm_cluster.py`; all are ended after the module."""
+    spec = importlib.util.spec_from_file_location("slurm_cluster", Path(__file__).with_name("slurm_cluster.py"))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["slurm_cluster"] = module
+    spec.loader.exec_module(module)
+    made = []
+
+    def make(shape=""):
+        # Paths of sockets are short.
+        folder = tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp")
+        try:
+            cluster = module.SlurmCluster(Path(folder.name), shape)
+        except FileNotFoundError as err:
+            pytest.skip(str(err))
+        made.append((cluster, folder))
+        return cluster
+
+    yield make
+    for cluster, folder in made:
+        cluster.close()
+        folder.cleanup()
+
+
+@pytest.fixture(scope="module")
+def slurm_cluster(make_slurm):
+    """A Slurm of two nodes."""
+    cluster = make_slurm()
+    cluster.start()
+    return cluster

@@ -1,13 +1,14 @@
 import json
 import os
+import socket
 import threading
 import time
 
 import pytest
 
-from alpagym_runtime.endpoints import Endpoint, Registry
+from alpagym_runtime.endpoints import Endpoint, Registry, own_address
 from alpagym_runtime.errors import SimulatorError
-from alpagym_runtime.simulators.alpasim.config import AlpasimConfig
+from alpagym_runtime.simulators.alpasim.config import AlpasimConfig, ServerConfig
 
 ENDPOINT = Endpoint("alpasim-0", "alpasim", "127.0.0.1", 6007, 4, ("clip-a", "clip-b"))
 
@@ -89,6 +90,34 @@ def test_a_run_finds_the_alpasim_that_was_started_for_it(tmp_path):
     assert found.rollout_timeout_s == 5.0
     named = AlpasimConfig(address="elsewhere:1")
     assert named.located(tmp_path) is named
+
+
+def test_an_alpasim_on_another_node_can_reach_our_drivers(tmp_path):
+    Registry(tmp_path).publish(Endpoint("alpasim-0", "alpasim", "127.0.0.1", 6007))
+    assert AlpasimConfig().located(tmp_path).server.host == "127.0.0.1"
+    Registry(tmp_path).publish(Endpoint("alpasim-0", "alpasim", "10.0.0.7", 6007))
+    assert AlpasimConfig().located(tmp_path).server.host == own_address()
+    chosen = AlpasimConfig(server=ServerConfig(host="10.0.0.9"))
+    assert chosen.located(tmp_path).server.host == "10.0.0.9"
+
+
+def test_an_endpoint_is_awaited_by_its_name_and_several_by_their_kind(tmp_path):
+    registry = Registry(tmp_path)
+    assert registry.named("team-1-0", 0.0) is None
+    registry.publish(Endpoint("team-1-0", "team", "a", 1))
+    timer = threading.Timer(0.3, registry.publish, (Endpoint("team-1-1", "team", "b", 2),))
+    timer.start()
+    assert registry.named("team-1-1", 10.0) == Endpoint("team-1-1", "team", "b", 2)
+    assert len(registry.wait("team", 10.0, 2)) == 2
+    assert len(registry.wait("team", 0.0, 3)) == 2  # what there is
+    # Of an earlier time, and still it is the one of that name.
+    os.utime(registry.folder / "team-1-0.json", (1.0, 1.0))
+    assert registry.named("team-1-0", 0.0) is not None
+
+
+def test_our_own_address_is_one_of_this_machine():
+    with socket.create_server((own_address(), 0)):
+        pass
 
 
 def test_a_run_without_an_alpasim_says_how_to_get_one(tmp_path):

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -52,7 +52,7 @@ app.command("stop")(stop)
 app.command("clean")(clean)
 
 _COMMANDS = (
-    *("train", "evaluate", "rollout", "resume", "drive", "serve", "check"),
+    *("train", "evaluate", "rollout", "resume", "submit", "drive", "serve", "check"),
     *("list", "status", "logs", "stop", "clean"),
     *("plugins", "doctor", "asl", "scenes", "episodes", "replay", "checkpoint", "report", "pai"),
 )
@@ -195,6 +195,42 @@ def resume(run_directory: Annotated[Path, typer.Argument(metavar="RUN_DIR", show
 
 
 @app.command()
+def submit(
+    overrides: Overrides = None,
+    command: Annotated[str, typer.Option(help="What the job does: train, evaluate or rollout.", metavar="NAME")] = (
+        "train"
+    ),
+    after: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Begin once this has ended well: a job's number, or the directory of its run.", metavar="JOB"
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved config and the job's script, and make nothing.")
+    ] = False,
+    directory: Directory = None,
+    go_on: GoOn = False,
+    multirun: Annotated[
+        bool, typer.Option("--multirun", "-m", help="A job array: a run for each combination of key=a,b,c.")
+    ] = False,
+) -> None:
+    """Write a Slurm job and submit it; the same as a command with deploy=slurm."""
+    from typing import get_args
+
+    from alpagym_host.run_dir import Command
+    from alpagym_host.slurm.submit import dependency
+
+    words = list(overrides or [])
+    if command not in get_args(Command):
+        raise ConfigError(f"must be train, evaluate or rollout, got {command!r}", key="--command")
+    if not any(word.startswith("deploy=") for word in words):
+        words.insert(0, "deploy=slurm")
+    options = dependency(after or [])
+    _start(words, cast("Command", command), dry_run, directory, multirun, go_on=go_on, options=options)
+
+
+@app.command()
 def drive(
     overrides: Overrides = None,
     policy: Annotated[
@@ -295,6 +331,7 @@ def _start(
     run: Path | None = None,
     best: bool = False,
     go_on: bool = False,
+    options: Sequence[str] = (),
 ) -> None:
     from rich.console import Console
 
@@ -306,11 +343,11 @@ def _start(
     if multirun:
         if run is not None:
             raise ConfigError("--run takes one config and --multirun makes several; choose one of them")
-        raise typer.Exit(sweep(overrides, command, dry_run, directory, Console()))
+        raise typer.Exit(sweep(overrides, command, dry_run, directory, Console(), options))
     if best and run is None:
         raise ConfigError("chooses among the checkpoints of a run; name it with --run", key="--best")
     config = compose(overrides) if run is None else _on_top_of(run, overrides, best)
-    raise typer.Exit(start(config, command, dry_run, directory, Console(), go_on))
+    raise typer.Exit(start(config, command, dry_run, directory, Console(), go_on, options))
 
 
 def _on_top_of(run: Path, overrides: list[str], best: bool) -> RunConfig:

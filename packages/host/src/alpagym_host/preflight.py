@@ -7,6 +7,7 @@ how many GPUs each of their roles needs.
 
 from __future__ import annotations
 
+import os
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,27 +35,36 @@ class PreflightError(ConfigError):
         self.problems = list(problems)
 
 
-def require(config: RunConfig, command: str, machine: Machine | None = None, width: int = 100) -> None:
+def require(
+    config: RunConfig, command: str, machine: Machine | None = None, width: int = 100, in_job: bool = False
+) -> None:
     """Refuse a run that cannot start.
 
     Raises:
         PreflightError: with everything that was found.
 
     """
-    problems = preflight(config, command, machine or Machine())
+    problems = preflight(config, command, machine or Machine(), in_job)
     if problems:
         raise PreflightError(problems, width)
 
 
-def preflight(config: RunConfig, command: str, machine: Machine) -> list[Problem]:
-    """Everything that stands in the way of a run, in the order of the config."""
+def preflight(config: RunConfig, command: str, machine: Machine, in_job: bool = False) -> list[Problem]:
+    """Everything that stands in the way of a run, in the order of the config.
+
+    With deploy=slurm there are two places: where it is submitted, whose memory and GPUs do not matter, and `in_job`.
+    """
     found: list[Problem] = []
     for key, section in _plugins(config, command):
         check = getattr(section, "preflight", None)
         if check is not None:
             found += [problem.under(key) for problem in check(config, machine)]
-    for checks in (_placeholders, _files, _scenes, _team, _workers, _gpus, _gpu_memory, _memory, _disk, _slurm):
+    for checks in (_placeholders, _files, _scenes, _team, _workers, _gpus, _gpu_memory, _disk):
         found += checks(config, command, machine)
+    if config.deploy.kind != "slurm" or in_job:
+        found += _memory(config, command, machine)
+    if config.deploy.kind == "slurm" and not in_job:
+        found += _slurm(config, command, machine)
     return found
 
 
@@ -107,7 +117,8 @@ def _files(config: RunConfig, command: str, machine: Machine) -> Iterator[Proble
 
 def _team(config: RunConfig, command: str, machine: Machine) -> Iterator[Problem]:
     """Whether several processes can train together."""
-    processes, groups = config.topology.processes, config.rollout.scenes_per_step
+    topology, groups = config.topology, config.rollout.scenes_per_step
+    processes = topology.processes * (topology.train_nodes if config.trainer.type != "cosmos" else 1)
     if command != "train" or processes == 1:
         return
     if config.trainer.type == "cosmos":
@@ -203,7 +214,7 @@ def _gpus(config: RunConfig, command: str, machine: Machine) -> Iterator[Problem
 def _alpasim_gpus(config: RunConfig, machine: Machine) -> Iterator[Problem]:
     """AlpaSim's topology names GPUs of this machine by number."""
     name = config.alpasim.wizard_args.topology
-    facts = topology_facts(name) if starts_alpasim(config) else None
+    facts = topology_facts(name) if starts_alpasim(config) and config.deploy.kind == "local" else None
     if facts is not None and (needed := max(facts.gpus, default=-1) + 1) > len(machine.gpus):
         yield Problem(
             "alpasim.wizard_args.topology",
@@ -289,25 +300,54 @@ def _disk(config: RunConfig, command: str, machine: Machine) -> Iterator[Problem
 
 
 def _slurm(config: RunConfig, command: str, machine: Machine) -> Iterator[Problem]:
-    if config.deploy.kind != "slurm":
-        return
-    slurm = config.deploy.slurm
-    for name in ("sbatch", "srun"):
+    """What keeps a job from being submitted, or from doing what it is for."""
+    slurm, topology = config.deploy.slurm, config.topology
+    for name in ("sbatch", "squeue", "scancel"):
         if machine.tool(name) is None:
             yield Problem("deploy.kind", "slurm", f"{name} is not on PATH", "start it on a login node of the cluster")
-    for key in ("partition", "account"):
-        if getattr(slurm, key) is None:
-            yield Problem(f"deploy.slurm.{key}", None, "a Slurm job needs one", f"deploy.slurm.{key}=NAME")
-    if config.trainer.type == "cosmos" and config.cosmos.mode == "colocated":
+    for i, name in enumerate(slurm.export_env):
+        if name not in os.environ:
+            why = "is not set here, so the job would not have it"
+            yield Problem(f"deploy.slurm.export_env[{i}]", name, why, f"export {name}=…, or take the name out")
+    if config.trainer.type == "cosmos":
+        if config.cosmos.mode == "colocated":
+            yield Problem(
+                "cosmos.mode",
+                "colocated",
+                "on several nodes policy and rollouts have GPUs of their own",
+                "topology=slurm_…",
+            )
+        why = "this version writes and checks a job of Cosmos-RL (--dry-run shows it), and does not submit it"
+        yield Problem("trainer", "cosmos", why, "trainer=grpo")
+    if topology.alpasim_nodes and not starts_alpasim(config):
         yield Problem(
-            "cosmos.mode",
-            "colocated",
-            "on several nodes policy and rollouts have GPUs of their own",
-            "topology=slurm_…",
+            "topology.alpasim_nodes",
+            topology.alpasim_nodes,
+            "nodes for an AlpaSim, and this run brings none up",
+            "topology.alpasim_nodes=0",
         )
-    yield Problem(
-        "deploy.kind", "slurm", "this version composes and checks Slurm jobs, and does not submit them", "deploy=local"
-    )
+    if topology.rollout_nodes and not config.has_workers:
+        yield Problem(
+            "topology.rollout_nodes",
+            topology.rollout_nodes,
+            "nodes for rollout workers, and there are none",
+            f"rollout.workers={topology.rollout_nodes}, or topology.rollout_nodes=0",
+        )
+    elif config.rollout.workers < topology.rollout_nodes:
+        yield Problem(
+            "rollout.workers",
+            config.rollout.workers,
+            f"{topology.rollout_nodes} nodes for rollout workers (topology.rollout_nodes) have at least one each",
+            f"rollout.workers={topology.rollout_nodes}",
+        )
+    if config.deploy.requeues and config.deploy.slurm.warn_s < config.deploy.grace_s:
+        yield Problem(
+            "deploy.slurm.warn_s",
+            slurm.warn_s,
+            f"the run is asked {slurm.warn_s} s before the limit, and may need deploy.grace_s = "
+            f"{config.deploy.grace_s:g} s to keep a checkpoint",
+            f"deploy.slurm.warn_s={config.deploy.grace_s:.0f}",
+        )
 
 
 def leaves(data: Any, key: str = "") -> Iterable[tuple[str, Any]]:

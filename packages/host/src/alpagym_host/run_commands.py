@@ -1,6 +1,7 @@
 """`alpagym list | status | logs | stop | clean`: look after runs from another terminal.
 
-They read the run directory and nothing else. A process is signalled only if it is the one that the run wrote down.
+They read the run directory, and ask Slurm where a run is a job. A process is signalled only if it is the one that the
+run wrote down.
 """
 
 from __future__ import annotations
@@ -8,17 +9,21 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from alpagym_plugins import ConfigError
 
+if TYPE_CHECKING:
+    from alpagym_host.slurm.jobs import Job
+
 _ROOT = Path("tmp/alpagym-runs")
 _POLL_S = 0.2
+_JOB_POLL_S = 1.0
 _AFTER_GRACE_S = 30.0
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", show_default=False)]
@@ -35,8 +40,9 @@ def list_runs(
         return
     folders.sort(key=lambda path: (path / "config.yaml").stat().st_mtime, reverse=True)
     rows = [("run", "command", "how", "progress", "score", "last change")]
+    told = _jobs(folders[: limit or None])
     for folder in folders[: limit or None]:
-        facts = _facts(folder)
+        facts = _facts(folder, told.get(folder))
         score = "" if facts["score"] is None else f"{facts['score']:.3f}"
         rows.append((folder.name, facts["command"], facts["shown"], facts["progress"], score, facts["changed"]))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -54,8 +60,13 @@ def status(run_directory: RunDir) -> None:
     from alpagym_runtime.endpoints import STALE_S, Registry
 
     directory = open_existing(run_directory)
-    state, facts = read_state(directory), _facts(directory)
+    job = _jobs([directory]).get(directory)
+    state, facts = read_state(directory), _facts(directory, job)
     typer.echo(f"{directory}\n{facts['command']}: {facts['shown']}")
+    if job is not None:
+        reason = "" if job.reason in ("", "None") else f" ({job.reason})"
+        where = f", on {job.nodes}, {job.elapsed} of {job.limit}" if job.nodes else ""
+        typer.echo(f"job        {job.id} {job.state or 'is no longer known to Slurm'}{reason}{where}")
     if state is not None and facts["condition"] in ("running", "lost", "killed"):
         typer.echo(
             f"phase      {state.phase}, since {_clock(state.since)}, process {state.process.pid} on {state.host}"
@@ -76,11 +87,11 @@ def status(run_directory: RunDir) -> None:
                 f"endpoint   {endpoint.name} at {endpoint.address}: scenes: {len(endpoint.scenes)}, "
                 f"{endpoint.capacity} at once; {fresh}, last beat {age_s:.0f} s ago"
             )
-        if facts["condition"] == "killed":
+        if facts["condition"] == "killed" and job is None:
             typer.echo(f"left       {len(alive)} processes; clear up: alpagym clean {directory}")
     if state is not None and state.cause:
         typer.echo(f"cause      {state.cause}")
-    if facts["condition"] in ("stopped", "failed", "killed"):
+    if facts["condition"] in ("stopped", "failed", "killed") and not (job is not None and job.active):
         typer.echo(f"to go on   alpagym resume {directory}")
 
 
@@ -103,13 +114,13 @@ def logs(
     for title, file in files.items():
         places[file] = _print_tail(title, file, lines, several=len(files) > 1)
     while follow:
-        state = read_state(directory)
-        over = condition(directory, state) != "running"
+        state, job = read_state(directory), _jobs([directory]).get(directory)
+        over = condition(directory, state) != "running" if job is None else not job.active
         for title, file in _log_files(directory, name).items():
             places[file] = _print_more(title, file, places.get(file, 0))
         if over:
             return
-        time.sleep(_POLL_S)
+        time.sleep(_POLL_S if job is None else _JOB_POLL_S)
 
 
 def stop(
@@ -125,6 +136,8 @@ def stop(
     from alpagym_runtime.run_config import load_run_config
 
     directory = open_existing(run_directory)
+    if (job := _jobs([directory], say=False).get(directory)) is not None:
+        raise typer.Exit(_stop_job(directory, job, now, timeout_s))
     state = read_state(directory)
     how = condition(directory, state)
     if how == "killed":
@@ -152,6 +165,35 @@ def stop(
     typer.echo(f"stopped; to continue:\n  alpagym resume {directory}")
 
 
+def _stop_job(directory: Path, job: Job, now: bool, timeout_s: float | None) -> int:
+    """Stop a run that is a Slurm job, and wait until that has ended; the exit code."""
+    from alpagym_host.slurm import jobs
+    from alpagym_runtime.run_config import load_run_config
+
+    if not job.active:
+        typer.echo(f"{directory} is not running: job {job.id} {job.state or 'has ended'}")
+        return 0
+    # The job's shell passes SIGUSR2 on to the trainer; what waits, or shall end at once, is cancelled.
+    gentle = not (now or job.waits)
+    answer = jobs.cancel(job.id, *(["--batch", "--signal=USR2"] if gentle else []))
+    if not answer.ok:
+        raise ConfigError(f"scancel {job.id}: {answer.first_line}")
+    limit_s = load_run_config(directory).deploy.grace_s + _AFTER_GRACE_S if timeout_s is None else timeout_s
+    deadline_s = time.monotonic() + limit_s
+    while jobs.ask([job.id])[job.id].active:
+        if time.monotonic() > deadline_s:
+            typer.echo(
+                f"job {job.id} is still there after {limit_s:g} s\n"
+                f"  alpagym stop --now {directory}, or scancel {job.id}",
+                err=True,
+            )
+            return 1
+        time.sleep(_JOB_POLL_S)
+    did = "cancelled before it began" if job.waits else "stopped"
+    typer.echo(f"{did}; to continue:\n  alpagym resume {directory}")
+    return 0
+
+
 def clean(
     run_directory: RunDir,
     force: Annotated[bool, typer.Option("--force", help="Kill its supervisor first, if that still lives.")] = False,
@@ -162,6 +204,12 @@ def clean(
     from alpagym_host.run_state import condition, read_state
 
     directory = open_existing(run_directory)
+    job = _jobs([directory], say=False).get(directory)
+    if job is not None:
+        if job.active:
+            raise ConfigError(f"job {job.id} of {directory} is {job.state}; stop it: alpagym stop {directory}")
+        typer.echo("nothing was left: Slurm ends all that a job has started")
+        return
     state = read_state(directory)
     how = condition(directory, state)
     if state is not None and how == "running":
@@ -183,7 +231,27 @@ def clean(
 # ---------------------------------------------------------------- facts
 
 
-def _facts(directory: Path) -> dict[str, Any]:
+def _jobs(directories: Sequence[Path], say: bool = True) -> dict[Path, Job]:
+    """The Slurm jobs of those runs that have one, by directory, asked at once.
+
+    Raises:
+        ConfigError: Slurm does not answer, unless `say`: then that is said, and nothing is known of them.
+
+    """
+    from alpagym_host.slurm import jobs
+
+    numbers = {path: number for path in directories if (number := jobs.read(path)) is not None}
+    try:
+        told = jobs.ask(numbers.values())
+    except ConfigError as err:
+        if not say:
+            raise
+        typer.echo(str(err), err=True)
+        return {}
+    return {path: told[number] for path, number in numbers.items()}
+
+
+def _facts(directory: Path, job: Job | None = None) -> dict[str, Any]:
     """How a run stands, for people."""
     from alpagym_host.run_state import condition, read_state
     from alpagym_runtime.errors import CorruptFileError
@@ -191,6 +259,8 @@ def _facts(directory: Path) -> dict[str, Any]:
 
     state = read_state(directory)
     how: str = condition(directory, state)
+    if job is not None:
+        how = _standing(how, job)
     summary: dict[str, Any] = {}
     if (directory / "summary.json").is_file():
         try:
@@ -213,6 +283,17 @@ def _facts(directory: Path) -> dict[str, Any]:
         "score": score,
         "changed": _clock(changed),
     }
+
+
+def _standing(how: str, job: Job) -> str:
+    """How a run stands by its directory and its job: who is silent on another machine may be over, or not begun."""
+    if job.waits:
+        return "queued"
+    if job.active:
+        return how if how == "running" else "starting"
+    if how in ("running", "lost"):
+        return "killed"
+    return "not begun" if how == "new" else how
 
 
 def _progress(directory: Path, summary: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ import secrets
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -61,16 +61,49 @@ def create(
     else:
         made = directory.expanduser().absolute()
         _make(made.parent, made, exclusive=True)
-    write_atomic(made / _COMMAND, command.encode())
-    write_atomic(made / _CONFIG, to_yaml(config).encode())
+    _fill(made, config, command)
     if made.parent == root:
         _point_latest(root, made.name)
     return made
 
 
+def create_several(
+    configs: Sequence[RunConfig], command: Command, *, now: Callable[[], datetime] = datetime.now
+) -> list[Path]:
+    """Run directories of one name, in order: the number of each is the end of its name; absolute.
+
+    Args:
+        configs: the runs, all of one name and root.
+        command: what they are for.
+        now: the clock of the generated name.
+
+    Raises:
+        ConfigError: one cannot be made; none is left behind.
+
+    """
+    root, name = Path(configs[0].run.root).expanduser().absolute(), configs[0].run.name
+    first = _make_unique(root, name, now(), "-0")
+    made = [first]
+    try:
+        for index, config in enumerate(configs):
+            if index:
+                directory = first.with_name(f"{first.name.removesuffix('0')}{index}")
+                _make(root, directory, exclusive=True)
+                made.append(directory)
+            _fill(made[index], config, command)
+    except Exception:
+        for directory in made:
+            discard(directory)
+        raise
+    _point_latest(root, made[-1].name)
+    return made
+
+
 def discard(directory: Path) -> None:
     """Remove a new run directory whose request turned out wrong; one that holds a run's files stays."""
-    ours = {_CONFIG, _COMMAND, _LOCK, run_state.FILE}
+    ours = {_CONFIG, _COMMAND, _LOCK, run_state.FILE, "job.sbatch"}
+    with contextlib.suppress(OSError):
+        (directory / "logs").rmdir()  # if it is empty
     if {path.name for path in directory.iterdir()} <= ours:
         for name in ours:
             (directory / name).unlink(missing_ok=True)
@@ -139,10 +172,15 @@ def locked(directory: Path) -> Iterator[int]:
         os.close(handle)
 
 
-def _make_unique(root: Path, name: str, now: datetime) -> Path:
+def _fill(made: Path, config: RunConfig, command: Command) -> None:
+    write_atomic(made / _COMMAND, command.encode())
+    write_atomic(made / _CONFIG, to_yaml(config).encode())
+
+
+def _make_unique(root: Path, name: str, now: datetime, end: str = "") -> Path:
     check_run_name(name)
     while True:
-        directory = root / f"{name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+        directory = root / f"{name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}{end}"
         if _make(root, directory, exclusive=False):
             return directory
 

@@ -47,6 +47,7 @@ def main() -> None:
     runtime = {
         "serve": [
             *(sys.executable, "-m", "alpagym_host.cli", "serve", f"--port={port}", "--slots=4", "--camera=front=48x96"),
+            f"--host={os.environ.get('ALPAGYM_TEST_HOST', '127.0.0.1')}",
             f"simulator.control_period_us={config[loop + 'control_timestep_us']}",
             f"--force-gt-ms={config[loop + 'force_gt_duration_us'] // 1000}",
             f"--steps={config[loop + 'n_sim_steps']}",

@@ -23,13 +23,31 @@ _OURS = {
     "runtime.simulation_config.skip_driver_during_force_gt": "simulator.skip_driver_during_force_gt",
 }
 
+_OPTION = re.compile(r"--(?P<name>[a-z][a-z0-9-]*)(=.+)?")
+# Options of sbatch that have a key of their own: given twice, the later one would win unseen.
+_OPTION_KEYS = {
+    **{
+        name: f"deploy.slurm.{name.replace('-', '_')}" for name in ("partition", "account", "qos", "constraint", "time")
+    },
+    **{name: f"deploy.slurm.{name.replace('-', '_')}" for name in ("job-name", "exclusive", "cpus-per-task", "mem")},
+    **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gres"), "topology"),
+    **dict.fromkeys(("requeue", "no-requeue"), "deploy.requeues"),
+    **dict.fromkeys(("output", "error", "chdir", "open-mode"), "the run directory"),
+    **dict.fromkeys(("wrap", "parsable", "test-only", "no-kill", "hold"), "the script itself"),
+    "signal": "deploy.slurm.warn_s",
+    "export": "deploy.slurm.export_env",
+    "export-file": "deploy.slurm.export_env",
+    "array": "the values of a sweep: --multirun",
+}
+
 
 @dataclass
 class TopologySection:
     """How many nodes and GPUs a run has, and who gets them.
 
     Attributes:
-        train_nodes: nodes of trainer and rollouts.
+        train_nodes: nodes of the trainer; with Cosmos-RL, of its policies and rollouts.
+        rollout_nodes: further nodes for rollout workers (deploy=slurm); 0: they share those of the trainer.
         gpus_per_node: GPUs of each node; 0: the run uses the CPU only.
         alpasim_nodes: further nodes, whole, for AlpaSim.
         alpasim_gpus: GPUs of each training node that are AlpaSim's alone; 0: it shares those of the rollouts.
@@ -38,6 +56,7 @@ class TopologySection:
     """
 
     train_nodes: int = 1
+    rollout_nodes: int = 0
     gpus_per_node: int = 0
     alpasim_nodes: int = 0
     alpasim_gpus: int = 0
@@ -46,6 +65,7 @@ class TopologySection:
     def __post_init__(self) -> None:
         check_range("processes", self.processes, minimum=1, maximum=1024)
         check_range("train_nodes", self.train_nodes, minimum=1, maximum=10_000)
+        check_range("rollout_nodes", self.rollout_nodes, minimum=0, maximum=10_000)
         check_range("gpus_per_node", self.gpus_per_node, minimum=0, maximum=64)
         check_range("alpasim_nodes", self.alpasim_nodes, minimum=0, maximum=10_000)
         check_range("alpasim_gpus", self.alpasim_gpus, minimum=0, maximum=self.gpus_per_node)
@@ -55,7 +75,7 @@ class TopologySection:
     @property
     def nodes(self) -> int:
         """All nodes."""
-        return self.train_nodes + self.alpasim_nodes
+        return self.train_nodes + self.rollout_nodes + self.alpasim_nodes
 
     @property
     def train_gpus(self) -> int:
@@ -110,19 +130,24 @@ class LearnerSection:
 
 @dataclass
 class SlurmSection:
-    """A Slurm job: where it runs, in which container, with what mounted.
+    """A Slurm job: where it runs, in which container, with which environment.
 
     Attributes:
-        partition, account, qos: as sbatch takes them; null leaves them out.
+        partition, account, qos, constraint: as sbatch takes them; null leaves them out.
         time: limit, such as 04:00:00.
-        job_name: letters, digits and `._-`.
+        warn_s: how long before that limit the run is asked to keep a checkpoint, s.
+        job_name: any line of text.
         exclusive: whole nodes.
         cpus_per_task: of each task; null leaves it to Slurm.
         mem: of each node, such as 64G; null leaves it to Slurm.
-        container_image: a .sqsh file, or a registry's reference with tag; null runs without a container.
-        container_cache: folder for images that were fetched.
-        container_mounts: SRC[:DST[:FLAGS]], absolute.
-        uv_cache: folder of uv's cache, seen by every node.
+        extra: further options of sbatch, one an item, such as --reservation=NAME.
+        parallel: of a sweep, how many jobs may run at once; 0: as many as there is room for.
+        python: the interpreter that has AlpaGym on the nodes; null: the one that submits, in a container python3.
+        container: what runs container_image: pyxis (srun --container-image, with enroot) | apptainer.
+        container_image: a .sqsh or .sif file, or a registry's reference with tag; null runs without a container.
+        container_cache: folder that a reference is fetched into, once; null leaves that to the container's own cache.
+        container_mounts: SRC[:DST[:FLAGS]], absolute. The run directory and the folder of the submission need one.
+        env: variables of the job, written into its script; not for secrets.
         export_env: NAMES of variables that the job gets from where it is submitted; values are never written down.
 
     """
@@ -130,27 +155,55 @@ class SlurmSection:
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
+    constraint: str | None = None
     time: str = "04:00:00"
+    warn_s: int = 120
     job_name: str = "alpagym"
     exclusive: bool = True
     cpus_per_task: int | None = None
     mem: str | None = None
+    extra: list[str] = field(default_factory=list)
+    parallel: int = 0
+    python: str | None = None
+    container: str = "pyxis"
     container_image: str | None = None
     container_cache: str | None = None
     container_mounts: list[str] = field(default_factory=list)
-    uv_cache: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
     export_env: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        from alpagym_runtime.secrets import is_secret_name
+
         if not re.fullmatch(r"(\d+-)?\d{1,2}(:\d{2}){0,2}|\d+", self.time):
             raise ConfigError(f"must be a Slurm time limit such as 04:00:00 or 1-12, got {self.time!r}", key="time")
-        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", self.job_name):
-            raise ConfigError(f"must be letters, digits and ._-, got {self.job_name!r}", key="job_name")
+        check_range("warn_s", self.warn_s, minimum=1, maximum=65_535)  # sbatch's own limit
+        check_range("parallel", self.parallel, minimum=0, maximum=100_000)
+        check_choice("container", self.container, ("pyxis", "apptainer"))
         if self.cpus_per_task is not None:
             check_range("cpus_per_task", self.cpus_per_task, minimum=1)
+        for key in (
+            *("partition", "account", "qos", "constraint", "job_name", "mem"),
+            *("python", "container_image", "container_cache"),
+        ):
+            if (value := getattr(self, key)) is not None:
+                _check_line(key, value)
         for i, mount in enumerate(self.container_mounts):
             if not mount.startswith("/") and not mount.startswith("YOUR_"):
                 raise ConfigError(f"must be absolute: /SRC[:/DST[:FLAGS]], got {mount!r}", key=f"container_mounts[{i}]")
+            if "," in mount:
+                raise ConfigError("has a comma, which separates mounts; one an item", key=f"container_mounts[{i}]")
+            _check_line(f"container_mounts[{i}]", mount)
+        for name, value in self.env.items():
+            if not _NAME.fullmatch(name):
+                raise ConfigError(f"{name!r} is no name of a variable: letters, digits and _", key="env")
+            if "\0" in value:
+                raise ConfigError("holds a NUL byte, which no variable can", key=f"env.{name}")
+            if is_secret_name(name):
+                text = "is the name of a secret, and this value would be written into the job's script"
+                raise ConfigError(f"{text}; set it where you submit, and name it in export_env", key=f"env.{name}")
+            if name in self.export_env:
+                raise ConfigError("is in export_env too; which of the two holds?", key=f"env.{name}")
         for i, name in enumerate(self.export_env):
             if not _NAME.fullmatch(name):
                 # The text may be NAME=SECRET, so it is not repeated.
@@ -158,6 +211,19 @@ class SlurmSection:
                     "must be the name of a variable and nothing else; its value is taken when the job is submitted",
                     key=f"export_env[{i}]",
                 )
+        for i, option in enumerate(self.extra):
+            _check_line(f"extra[{i}]", option)
+            found = _OPTION.match(option)
+            if found is None:
+                raise ConfigError(f"must be --OPTION or --OPTION=VALUE of sbatch, got {option!r}", key=f"extra[{i}]")
+            if (name := found["name"]) in _OPTION_KEYS:
+                raise ConfigError(f"--{name} is set from {_OPTION_KEYS[name]}", key=f"extra[{i}]")
+
+
+def _check_line(key: str, text: str) -> None:
+    """What becomes a line of a script, or part of one."""
+    if not text or not text.isprintable():
+        raise ConfigError(f"must be one line of printable text, got {text!r}", key=key)
 
 
 @dataclass
@@ -168,7 +234,8 @@ class DeploySection:
         kind: local (this one) | slurm | ray (rollout workers are actors of a Ray cluster).
         grace_s: longest that a run may take to keep a checkpoint after SIGINT, SIGTERM or SIGUSR1, where it has a
             supervisor; then it is killed.
-        requeues: how often a Slurm job goes back into the queue after SIGUSR1; 0 never.
+        requeues: how often a Slurm job goes back into the queue after its time limit, preemption or the loss of a
+            node; 0 never.
         slurm: the job.
 
     """

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import socket
 import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
@@ -51,6 +52,18 @@ class Endpoint:
     def address(self) -> str:
         """HOST:PORT."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def own_address() -> str:
+    """This machine's address for others: that of its name, or, where that is loopback's (Debian), of its main route."""
+    with contextlib.suppress(OSError):
+        found = socket.gethostbyname(socket.gethostname())
+        if not found.startswith("127."):
+            return found
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # an address for documentation (RFC 5737); a datagram socket sends nothing
+        return str(probe.getsockname()[0])
+    return "127.0.0.1"
 
 
 class Registry:
@@ -93,12 +106,21 @@ class Registry:
                 found.append((endpoint, max(0.0, now_s - file.stat().st_mtime)))
         return found
 
-    def wait(self, kind: str, timeout_s: float) -> list[Endpoint]:
-        """Fresh endpoints of a kind, waited for; an empty list at the timeout."""
+    def wait(self, kind: str, timeout_s: float, least: int = 1) -> list[Endpoint]:
+        """Fresh endpoints of a kind, waited for until there are `least`; what there is at the timeout."""
         deadline_s = time.monotonic() + timeout_s
-        while not (found := self.fresh(kind)) and time.monotonic() < deadline_s:
+        while len(found := self.fresh(kind)) < least and time.monotonic() < deadline_s:
             time.sleep(0.2)
         return found
+
+    def named(self, name: str, timeout_s: float) -> Endpoint | None:
+        """The endpoint of a name, waited for, however long ago it was published; None at the timeout."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            found = next((endpoint for endpoint, _ in self.all() if endpoint.name == name), None)
+            if found is not None or time.monotonic() >= deadline_s:
+                return found
+            time.sleep(0.2)
 
     def _now_s(self) -> float:
         """The file system's time: that of a file made now; this machine's where nothing can be made."""

@@ -15,6 +15,11 @@ _URL_PASSWORD = re.compile(r"(?P<before>[a-zA-Z][a-zA-Z0-9+.-]*://[^\s/@:]*:)(?P
 _LEAST_LENGTH = 8
 
 
+def is_secret_name(name: str) -> bool:
+    """Whether a variable of this name holds a secret."""
+    return _NAMES.search(name) is not None
+
+
 def secret_variables() -> Iterator[tuple[str, str]]:
     """Name and value of each environment variable that holds a secret, longest value first."""
     found = [(name, value) for name, value in os.environ.items() if _NAMES.search(name) and len(value) >= _LEAST_LENGTH]

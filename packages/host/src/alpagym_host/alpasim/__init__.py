@@ -9,6 +9,6 @@ if TYPE_CHECKING:
 
 
 def starts_alpasim(config: RunConfig) -> bool:
-    """Whether a run brings an AlpaSim of its own up on this machine."""
+    """Whether a run brings an AlpaSim of its own up: on this machine, or on nodes of its Slurm job."""
     simulator = config.simulator
-    return simulator.type == "alpasim" and not simulator.config.addresses and config.deploy.kind == "local"
+    return simulator.type == "alpasim" and not simulator.config.addresses and config.deploy.kind in ("local", "slurm")

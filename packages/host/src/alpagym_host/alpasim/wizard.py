@@ -37,7 +37,7 @@ def argv(config: RunConfig, checkout: Checkout, log_folder: Path) -> list[str]:
         f"deploy={wizard.deploy}",
         f"topology={wizard.topology}",
         "driver_source=external_dynamic",
-        "wizard.run_method=DOCKER_COMPOSE",
+        f"wizard.run_method={'SLURM' if config.deploy.kind == 'slurm' else 'DOCKER_COMPOSE'}",
         "wizard.run_mode=SERVER",
         "wizard.debug_flags.use_localhost=true",
         f"{loop}send_recording_ground_truth=true",

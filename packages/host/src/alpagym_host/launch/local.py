@@ -1,8 +1,9 @@
 """Runs a composed run in this process, and turns signals into an orderly stop.
 
-The first SIGINT, SIGTERM, SIGHUP or SIGUSR1 asks the runtime to stop; it writes a checkpoint and the summary so far
-and returns. A second SIGINT interrupts it at once; the last checkpoint then is what `alpagym resume` continues from.
+The first SIGINT, SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 asks the runtime to stop; it writes a checkpoint and the summary
+so far and returns. A second SIGINT interrupts it at once; `alpagym resume` then goes on from the last checkpoint.
 SIGUSR1 is what Slurm sends before its time limit: the job then goes back into the queue, where the config allows it.
+SIGUSR2 is how `alpagym stop` asks a Slurm job, through srun, which passes on no other signal.
 """
 
 from __future__ import annotations
@@ -143,7 +144,12 @@ def _runtime() -> Callable[..., Runnable]:
 
 
 def requeued(config: RunConfig, directory: Path, code: int, console: Console) -> int:
-    """Put a Slurm job that SIGUSR1 has stopped back into the queue, if `deploy.requeues` allows it; the exit code."""
+    """Put a Slurm job that SIGUSR1 has stopped back into the queue, if `deploy.requeues` allows it; the exit code.
+
+    That is for a command in a script of the user's own; a job that we submitted does it in its own script.
+    """
+    if config.deploy.kind == "slurm":
+        return code
     job = os.environ.get("SLURM_JOB_ID")
     restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
     if code != 128 + signal.SIGUSR1 or job is None or not job.isdigit() or config.deploy.requeues == 0:
@@ -170,7 +176,7 @@ def stop_signals(
             stop.signal = number
             _say(console, said)
 
-    wanted = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+    wanted = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup means it
         wanted.append(signal.SIGHUP)
     before = {number: signal.signal(number, handle) for number in wanted}

@@ -28,6 +28,7 @@ def start(
     directory: Path | None,
     console: Console,
     again: bool = False,
+    options: Sequence[str] = (),
 ) -> int:
     """Print the config, or check it and run it; the exit code.
 
@@ -38,21 +39,26 @@ def start(
         directory: the run directory itself; None makes a name.
         console: where progress and the result go.
         again: go on in `directory` if that is there and was made for the same request.
+        options: further ones of sbatch, with deploy=slurm.
 
     Raises:
         ConfigError: the request is wrong; nothing is left behind.
 
     """
     if dry_run:
-        print(to_yaml(config), end="")
+        print(_shown(config, command), end="")
         return 0
     if again and directory is not None and directory.expanduser().exists():
-        return resume(_same_request(directory, config, command), console)
+        return resume(_same_request(directory, config, command), console, options)
     require(config, command, width=console.width)
+    if config.deploy.kind == "slurm":
+        from alpagym_host.slurm.submit import submit
+
+        return submit(config, command, directory, console, options)
     return _run(config, command, directory, console)
 
 
-def resume(directory: Path, console: Console) -> int:
+def resume(directory: Path, console: Console, options: Sequence[str] = ()) -> int:
     """Go on with the run of a directory; the exit code. One that has completed shows its results."""
     config, command = load_run_config(directory), run_dir.command_of(directory)
     summary = directory / "summary.json"
@@ -61,7 +67,21 @@ def resume(directory: Path, console: Console) -> int:
         print(f"already completed; results: {summary}")
         return 0
     require(config, command, width=console.width)
+    if config.deploy.kind == "slurm":
+        from alpagym_host.slurm.submit import submit_again
+
+        return submit_again(config, command, directory, console, options)
     return go_on(config, command, console, lambda: directory)
+
+
+def _shown(config: RunConfig, command: Command) -> str:
+    """What --dry-run prints: the config, and the script of a job."""
+    text = to_yaml(config)
+    if config.deploy.kind == "slurm":
+        from alpagym_host.slurm.submit import SCRIPT, script_of
+
+        text += f"---\n# {SCRIPT}\n{script_of(config, command)}"
+    return redacted(text)
 
 
 def _same_request(directory: Path, config: RunConfig, command: Command) -> Path:
@@ -87,7 +107,14 @@ def _same_request(directory: Path, config: RunConfig, command: Command) -> Path:
     return found
 
 
-def sweep(overrides: Sequence[str], command: Command, dry_run: bool, directory: Path | None, console: Console) -> int:
+def sweep(
+    overrides: Sequence[str],
+    command: Command,
+    dry_run: bool,
+    directory: Path | None,
+    console: Console,
+    options: Sequence[str] = (),
+) -> int:
     """A run for every combination of values; 0 if all ended well, else the first code that is not 0.
 
     Raises:
@@ -106,7 +133,8 @@ def sweep(overrides: Sequence[str], command: Command, dry_run: bool, directory: 
         except ConfigError as err:
             raise ConfigError(f"{label}: {err}") from err
     if dry_run:
-        print("\n---\n".join(f"# {label}\n{to_yaml(config)}" for label, config in zip(labels, configs, strict=True)))
+        shown = (f"# {label}\n{_shown(config, command)}" for label, config in zip(labels, configs, strict=True))
+        print("\n---\n".join(shown))
         return 0
     machine = Machine()
     for label, config in zip(labels, configs, strict=True):
@@ -114,6 +142,12 @@ def sweep(overrides: Sequence[str], command: Command, dry_run: bool, directory: 
         if problems:
             console.print(f"{label}:", markup=False, highlight=False, soft_wrap=True)
             raise PreflightError(problems, console.width)
+    if "slurm" in (kinds := {config.deploy.kind for config in configs}):
+        if len(kinds) > 1:
+            raise ConfigError("some of these runs are Slurm jobs and some are not; submit them apart", key="deploy")
+        from alpagym_host.slurm.submit import submit_sweep
+
+        return submit_sweep(configs, labels, command, console, options)
     codes = []
     for number, (label, config) in enumerate(zip(labels, configs, strict=True), 1):
         console.print(f"run {number} of {len(runs)}: {label}", markup=False, highlight=False, soft_wrap=True)
@@ -138,7 +172,7 @@ def go_on(config: RunConfig, command: Command, console: Console, directory: Call
     if command == "train" and config.topology.processes > 1:
         from alpagym_host.launch.torchrun import launch_team
 
-        return launch_team(config, directory())
+        return launch_team(config, directory(), console)
     if not starts_alpasim(config):
         from alpagym_host.launch.local import launch
 

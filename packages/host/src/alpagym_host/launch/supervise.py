@@ -34,7 +34,7 @@ from alpagym_host.leftovers import clear, compose_down
 from alpagym_host.run_dir import Command, locked
 from alpagym_host.run_state import Tracker, tracked
 from alpagym_runtime.children import Child, Children
-from alpagym_runtime.endpoints import BEAT_S, Endpoint, Registry
+from alpagym_runtime.endpoints import BEAT_S, Endpoint, Registry, own_address
 from alpagym_runtime.errors import SimulatorError
 from alpagym_runtime.run_config import RunConfig
 
@@ -126,20 +126,51 @@ def supervise(
     return requeued(config, directory, code, console)
 
 
+def simulate(config: RunConfig, directory: Path, console: Console, checkout: Checkout, number: int) -> int:
+    """Bring an AlpaSim up for a run that works elsewhere, on another node of its job, and keep it until a signal.
+
+    Args:
+        config: the frozen config of `directory`.
+        directory: the run's; whoever trains holds it.
+        console: where progress goes.
+        checkout: what `prepare` gave.
+        number: of this AlpaSim; its endpoint and its folder are called so.
+
+    Returns:
+        0 after a signal.
+
+    Raises:
+        RunFailedError: it did not come up, or ended.
+
+    """
+    (directory / "logs").mkdir(exist_ok=True)
+    with (
+        Children() as children,
+        stop_signals(console, "taking AlpaSim down") as stop,
+    ):
+        _Supervisor(config, directory, None, console, children, None, stop, None, number).run(checkout, None)
+    return 0
+
+
 class _Supervisor:
+    """Without a command it works for others: it holds neither directory nor state, and only keeps AlpaSim."""
+
     def __init__(
         self,
         config: RunConfig,
         directory: Path,
-        command: Command,
+        command: Command | None,
         console: Console,
         children: Children,
-        tracker: Tracker,
+        tracker: Tracker | None,
         stop: Stop,
-        lock: int,
+        lock: int | None,
+        number: int = 0,
     ) -> None:
         self._config, self._directory, self._command, self._console = config, directory, command, console
         self._children, self._tracker, self._stop, self._lock = children, tracker, stop, lock
+        self._name = f"alpasim-{number}"
+        self._log = directory / "logs" / ("alpasim.log" if command is not None else f"{self._name}.log")
         self._registry = Registry(directory)
         self._endpoint: Endpoint | None = None
         self._wizard: Child | None = None
@@ -153,12 +184,12 @@ class _Supervisor:
         code, failure, hurry = 0, None, True
         try:
             self._bring_up(checkout)
-            code = self._train(trainer)
+            code = self._train(trainer) if self._command is not None else self._keep()
             hurry = False
         except _Stopped:
             hurry = False
             code = 128 + (self._stop.signal or signal.SIGTERM)
-            if self._trainer is None:
+            if self._trainer is None and self._command is not None:
                 _say(self._console, f"stopped before it began; to begin again:\n  alpagym resume {self._directory}")
         except KeyboardInterrupt:
             code = 128 + signal.SIGINT
@@ -168,25 +199,30 @@ class _Supervisor:
             code, failure = 1, RunFailedError(str(err))
         finally:
             self._tear_down(hurry)
-        self._tracker.update(code=code, cause=str(failure) if failure is not None else "")
+        self._note(code=code, cause=str(failure) if failure is not None else "")
         if failure is not None:
             raise failure
         return code
+
+    def _note(self, **changes: Any) -> None:
+        if self._tracker is not None:
+            self._tracker.update(**changes)
 
     # ------------------------------------------------------------ bring up
 
     def _bring_up(self, checkout: Checkout) -> None:
         # A launcher starts in an empty folder: an endpoint of the last time would be taken for this time's.
-        numbers = [int(path.name.rpartition("_")[2]) for path in (self._directory / "alpasim").glob("wizard_[0-9]*")]
-        folder = self._directory / "alpasim" / f"wizard_{max(numbers, default=-1) + 1}"
+        stem = "wizard" if self._command is not None else self._name.replace("alpasim", "wizard")
+        numbers = [int(path.name.rpartition("_")[2]) for path in (self._directory / "alpasim").glob(f"{stem}_[0-9]*")]
+        folder = self._directory / "alpasim" / f"{stem}_{max(numbers, default=-1) + 1}"
         folder.mkdir(parents=True)
-        log = self._directory / "logs" / "alpasim.log"
+        log = self._log
         argv = wizard.argv(self._config, checkout, folder)
         # Compose names a project after its folder, and all of ours are called wizard_N.
         name = re.sub(r"[^a-z0-9_-]", "-", self._directory.name.lower()).strip("-_")
         project = f"alpagym-{name}-{self._children.token[:6]}"
         self._compose = (str(folder / wizard.COMPOSE), project)
-        self._tracker.update(
+        self._note(
             containers=(self._compose,), facts={"alpasim": str(checkout.path), "alpasim_commit": checkout.commit}
         )
         environment = checkouts.environment() | {"COMPOSE_PROJECT_NAME": project, "PYTHONUNBUFFERED": "1"}
@@ -194,7 +230,9 @@ class _Supervisor:
         address = self._wait_until_ready(folder / wizard.ENDPOINT, log)
         host, _, port = address.rpartition(":")
         facts = self._ask(address, log)
-        self._endpoint = Endpoint("alpasim-0", "alpasim", host, int(port), facts.capacity, facts.scenes)
+        if self._command is None and host == "127.0.0.1":
+            host = own_address()  # its runtime listens everywhere, and the trainer is on another node
+        self._endpoint = Endpoint(self._name, "alpasim", host, int(port), facts.capacity, facts.scenes)
         self._registry.publish(self._endpoint)
         many = f"{len(facts.scenes)} scene{'s' if len(facts.scenes) > 1 else ''}"
         slots = self._config.rollout.slots
@@ -240,10 +278,16 @@ class _Supervisor:
 
     # ------------------------------------------------------------ train
 
+    def _keep(self) -> int:
+        """Look after AlpaSim until a signal, which `_watch` raises."""
+        while True:
+            self._watch(_WATCH_S)
+
     def _train(self, program: Sequence[str] | None) -> int:
-        self._tracker.update(phase=self._command)
+        self._note(phase=self._command)
         argv = [*(program or (sys.executable, "-m", "alpagym_host.launch.trainer")), str(self._directory)]
         log = self._directory / "logs" / "trainer.log"
+        assert self._lock is not None
         # It holds the lock with us: while it lives, nobody else works in the directory.
         trainer = self._trainer = self._start("trainer", argv, log=log, show=True, keep_open=(self._lock,))
         deadline_s = None
@@ -278,7 +322,7 @@ class _Supervisor:
 
     def _start(self, name: str, argv: Sequence[str], **options: Any) -> Child:
         child = self._children.start(name, argv, **options)
-        self._tracker.update(children=tuple(one.describe() for one in self._children.started))
+        self._note(children=tuple(one.describe() for one in self._children.started))
         return child
 
     def _watch(self, timeout_s: float) -> None:
@@ -299,8 +343,7 @@ class _Supervisor:
             self._refusals = 0 if _connects(self._endpoint.address) else self._refusals + 1
             if self._refusals >= _LEAST_REFUSALS:
                 what = f"AlpaSim's runtime at {self._endpoint.address} no longer listens"
-                log = self._directory / "logs" / "alpasim.log"
-                raise RunFailedError(f"{what}; last in {log}:\n{last_words(log)}")
+                raise RunFailedError(f"{what}; last in {self._log}:\n{last_words(self._log)}")
             if time.monotonic() - self._beaten_s > BEAT_S:
                 self._beaten_s = time.monotonic()
                 self._endpoint = self._registry.beat(self._endpoint)
@@ -312,7 +355,7 @@ class _Supervisor:
     def _tear_down(self, hurry: bool) -> None:
         limit_s = self._config.alpasim.stop_timeout_s
         try:
-            self._tracker.update(phase="tear down")
+            self._note(phase="tear down")
             if self._endpoint is not None:
                 self._registry.withdraw(self._endpoint.name)
             if hurry:

@@ -11,13 +11,21 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
-from alpagym_host.launch.local import Stop, launch
+from rich.console import Console
+
+from alpagym_host.launch.local import Stop, launch, requeued
 from alpagym_host.run_dir import command_of, open_existing
+from alpagym_host.run_state import condition, read_state
 from alpagym_plugins import ConfigError
 from alpagym_runtime.run_config import RunConfig, load_run_config
+
+if TYPE_CHECKING:
+    from alpagym_runtime.trainers.team import Team
 
 
 def command_line(processes: int, directory: Path) -> list[str]:
@@ -26,23 +34,28 @@ def command_line(processes: int, directory: Path) -> list[str]:
     return [*torchrun, "-m", "alpagym_host.launch.torchrun", str(directory)]
 
 
-def launch_team(config: RunConfig, directory: Path) -> int:
-    """Run torchrun to its end, on to which signals are passed; its exit code."""
+def launch_team(config: RunConfig, directory: Path, console: Console) -> int:
+    """Run torchrun to its end, on to which signals are passed; its exit code, or 128 + the signal that stopped it."""
     child = subprocess.Popen(command_line(config.topology.processes, directory))
+    asked: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
         # Ctrl-C reaches the whole group by itself.
         # torchrun itself would die of SIGUSR1, before its processes have kept a checkpoint.
         if number != signal.SIGINT:
             child.send_signal(signal.SIGTERM)
 
-    asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-    before = {number: signal.signal(number, pass_on) for number in asked}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    before = {number: signal.signal(number, pass_on) for number in numbers}
     try:
-        return child.wait()
+        code = child.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    if code and asked and condition(directory, read_state(directory)) == "stopped":
+        code = 128 + asked[0]  # torchrun's own code is 1, however its processes ended
+    return requeued(config, directory, code, console)
 
 
 def main() -> int:
@@ -53,19 +66,22 @@ def main() -> int:
     config = load_run_config(directory)
     if (command := command_of(directory)) != "train":
         raise ConfigError(f"{directory} was made for {command}, which one process does: alpagym resume {directory}")
-    from alpagym_runtime.trainers.run import Run
     from alpagym_runtime.trainers.team import Team
 
-    team = Team.join(config.learner.device)
-    if team.writes:
-        from rich.console import Console
+    return train_in_team(config, directory, Team.join(config.learner.device))
 
+
+def train_in_team(config: RunConfig, directory: Path, team: Team) -> int:
+    """Train as one process of a team that has met; the exit code."""
+    from alpagym_runtime.trainers.run import Run
+
+    if team.writes:
         code = launch(config, directory, "train", Console(), functools.partial(Run, team=team))
     else:
         stop = _quiet_stop()
         outcome = Run(config, directory, stop_requested=stop, team=team).train()
         code = 0 if outcome.completed else 128 + (stop.signal or signal.SIGTERM)
-    # Not after an error: torchrun ends the others, which may wait for this process somewhere else.
+    # Not after an error: torchrun or srun ends the others, which may wait for this process somewhere else.
     team.leave()
     return code
 
@@ -74,21 +90,27 @@ def _quiet_stop() -> Stop:
     stop = Stop()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        stop.signal = number
+        stop.signal = stop.signal or number
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, handle)
     return stop
 
 
-if __name__ == "__main__":
-    try:
+def end_process(main: Callable[[], int]) -> NoReturn:
+    """Leave with the code of `main`, without taking the interpreter down: all is closed and written by then.
+
+    A thread of gloo's aborts an interpreter that takes itself down, now and then (2 of 10 runs, torch 2.11: "terminate
+    called without an active exception").
+    """
+    from alpagym_host.cli import errors_as_messages
+
+    with errors_as_messages():
         code = main()
-    except ConfigError as err:
-        print(f"error: {err}", file=sys.stderr)
-        sys.exit(2)
-    # Everything is closed and written. A thread of gloo's aborts an interpreter that takes itself down, now and then
-    # (2 of 10 runs, torch 2.11: "terminate called without an active exception").
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+if __name__ == "__main__":
+    end_process(main)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
+from alpagym_runtime.endpoints import own_address
 from alpagym_runtime.run_config import RunConfig
 
 
@@ -111,9 +112,7 @@ class OthersLauncher:
     restarts = False
 
     def __init__(self) -> None:
-        import socket
-
-        self.host = socket.gethostbyname(socket.gethostname())
+        self.host = own_address()
 
     def start(self, index: int) -> Started:
         """See `Launcher`."""

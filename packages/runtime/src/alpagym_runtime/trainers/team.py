@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Iterable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,15 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from alpagym_runtime.endpoints import Endpoint, Registry, own_address
+from alpagym_runtime.errors import SimulatorError
+
 SHORT = 4096
 """Bytes that are gathered without asking for lengths first."""
 LONGEST_WAIT = timedelta(hours=2)
 """Of one process for the others; rank 0 may be filming meanwhile."""
+LONGEST_MEETING = timedelta(minutes=10)
+"""Until all have come; on some nodes the container is still being unpacked."""
 
 
 class Team:
@@ -45,9 +51,44 @@ class Team:
             device: cpu, or cuda for the GPU of this process's local rank.
 
         """
+        return cls._join(device)
+
+    @classmethod
+    def meet(cls, device: str, directory: Path, name: str, rank: int, size: int) -> Team:
+        """Meet others that know their rank and see the same run directory, where rank 0 says how it is reached.
+
+        Args:
+            device: as for `join`.
+            directory: the run's.
+            name: of this meeting, so that nobody goes to one of an earlier start.
+            rank: of this process.
+            size: how many there are.
+
+        Raises:
+            SimulatorError: rank 0 has not said where it is.
+
+        """
+        registry = Registry(directory)
+        if rank == 0:
+            # Port 0: the system chooses a free one.
+            store = dist.TCPStore("0.0.0.0", 0, size, is_master=True, timeout=LONGEST_MEETING, wait_for_workers=False)
+            registry.publish(Endpoint(name, "team", own_address(), store.port))
+        else:
+            found = registry.named(name, LONGEST_MEETING.total_seconds())
+            if found is None:
+                text = f"rank 0 has not published {registry.folder / name}.json within {LONGEST_MEETING}"
+                raise SimulatorError(text, code="TEAM")
+            store = dist.TCPStore(found.host, found.port, size, is_master=False, timeout=LONGEST_MEETING)
+        team = cls._join(device, store=store, rank=rank, world_size=size)
+        if rank == 0:
+            registry.withdraw(name)
+        return team
+
+    @classmethod
+    def _join(cls, device: str, **where: Any) -> Team:
         if device == "cuda":
             torch.cuda.set_device(own_device(device))
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", timeout=LONGEST_WAIT)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", timeout=LONGEST_WAIT, **where)
         return cls(dist.get_rank(), dist.get_world_size())
 
     def leave(self) -> None:

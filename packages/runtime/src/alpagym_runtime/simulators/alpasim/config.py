@@ -114,7 +114,7 @@ class AlpasimConfig:
         """
         if self.addresses:
             return self
-        from alpagym_runtime.endpoints import Registry
+        from alpagym_runtime.endpoints import Registry, own_address
         from alpagym_runtime.errors import SimulatorError
 
         found = Registry(directory).wait("alpasim", self.connect_timeout_s)
@@ -124,7 +124,11 @@ class AlpasimConfig:
                 f"started by: alpagym resume {directory}",
                 code="NO_RUNTIME",
             )
-        return replace(self, address=",".join(endpoint.address for endpoint in found))
+        located = replace(self, address=",".join(endpoint.address for endpoint in found))
+        if all(endpoint.host.startswith("127.") for endpoint in found) or not self.server.host.startswith("127."):
+            return located
+        # It runs on another node, and calls our drivers.
+        return replace(located, server=replace(self.server, host=own_address()))
 
     def gpus(self, config: RunConfig) -> dict[str, int]:
         """GPUs that are AlpaSim's alone, where one is started for the run."""
