@@ -177,8 +177,8 @@ def test_what_was_seen_is_read_back_from_what_arrived(tmp_path, image_format):
     ):
         collector = Collector(DrivingCore(simulator, {}, policy.spec), policy, keep_frames=True)
         (episode,) = collector.collect(requests("clip-a", horizon=4), Sampling("mean"))
-    # 48 x 64 by 3/8 is 18 x 24, the least that covers 16 x 24.
-    how = "JPEG 48x64 by 3/8 to 16x24" if image_format == "jpeg" else "PNG 48x64 to 16x24"
+    # 48 x 64 by 2/8 is 12 x 16, too small for 16 x 24; the next of 1, 2, 4 and 8 eighths is 24 x 32.
+    how = "JPEG 48x64 by 4/8 to 16x24" if image_format == "jpeg" else "PNG 48x64 to 16x24"
     assert episode.receipt.pictures["front"].startswith("simplejpeg ")
     assert episode.receipt.pictures["front"].endswith(how)
     file = tmp_path / "episode.arrow"

@@ -250,7 +250,7 @@ def drive(
     max_batch: Annotated[int, typer.Option(help="Most sessions in one forward.", min=1)] = 64,
     window_ms: Annotated[
         float | None,
-        typer.Option(help="Longest wait for half of the sessions once one waits; default: half a forward.", min=0),
+        typer.Option(help="Longest wait for a third of the sessions once one waits; default: half a forward.", min=0),
     ] = None,
     samples: Annotated[bool, typer.Option(help="Send the plan as a sample too, for AlpaSim's minADE.")] = False,
     decode_threads: Annotated[int, typer.Option(help="Threads that decode pictures.", min=1)] = 2,

@@ -47,11 +47,13 @@ def decode(data: bytes | memoryview, height: int, width: int) -> NDArray[np.uint
 
     """
     if frame_format(data) == "jpeg":
+        rows, columns = _jpeg_size(data)
+        _check_size(rows, columns)
+        eighths = _eighths(rows, columns, height, width)
         try:
-            rows, columns = simplejpeg.decode_jpeg_header(data)[:2]
-            _check_size(rows, columns)
-            # Scaled decoding yields at least the size that is wanted.
-            image = simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width)
+            image = simplejpeg.decode_jpeg(
+                data, "RGB", min_height=_scaled(rows, eighths), min_width=_scaled(columns, eighths)
+            )
         except ValueError as err:
             raise BadFrameError(f"is no whole JPEG: {err}") from err
     else:
@@ -74,10 +76,7 @@ def frame_size(data: bytes | memoryview) -> tuple[int, int]:
             raise BadFrameError(f"is no whole PNG: cut at byte {len(data)}")
         width, height = struct.unpack_from(">II", data, 16)
     else:
-        try:
-            height, width = simplejpeg.decode_jpeg_header(data)[:2]
-        except ValueError as err:
-            raise BadFrameError(f"is no whole JPEG: {err}") from err
+        height, width = _jpeg_size(data)
     _check_size(height, width)
     return height, width
 
@@ -85,7 +84,8 @@ def frame_size(data: bytes | memoryview) -> tuple[int, int]:
 @lru_cache(maxsize=1)
 def decoder() -> str:
     """What decodes and scales, with versions: the pixels are a function of it."""
-    return ", ".join(f"{name} {metadata.version(name)}" for name in ("simplejpeg", "opencv-python-headless"))
+    versions = [f"{name} {metadata.version(name)}" for name in ("simplejpeg", "opencv-python-headless")]
+    return ", ".join([*versions, "scales 1/8 1/4 1/2"])
 
 
 def describe(data: bytes | memoryview, height: int, width: int) -> str:
@@ -103,9 +103,30 @@ def frame_id(data: bytes | memoryview) -> int:
 
 
 def _eighths(rows: int, columns: int, height: int, width: int) -> int:
-    """In which scale of the DCT, in eighths, a JPEG is decoded: the least that is no smaller than what is wanted."""
-    fits = (k for k in range(1, 8) if -(-rows * k // 8) >= height and -(-columns * k // 8) >= width)
-    return next(fits, 8)
+    """In which scale of the DCT, in eighths, a JPEG is decoded: the least that is no smaller than what is wanted.
+
+    Only 1, 2, 4 and 8, for which libjpeg-turbo has vector code: a 1080p frame takes 6.3 ms by 4/8, 6.9 by 3/8, 14 by
+    7/8 and 7.5 as it is.
+    """
+    return next((k for k in (1, 2, 4) if _scaled(rows, k) >= height and _scaled(columns, k) >= width), 8)
+
+
+def _scaled(pixels: int, eighths: int) -> int:
+    return -(-pixels * eighths // 8)
+
+
+def _jpeg_size(data: bytes | memoryview) -> tuple[int, int]:
+    """Height and width in px, of the frame header; libjpeg's way to them lets other threads take the interpreter."""
+    at = 2
+    while at + 9 <= len(data) and data[at] == 0xFF:
+        kind = data[at + 1]
+        if kind == 0xFF:  # a fill byte
+            at += 1
+        elif 0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC):
+            return int.from_bytes(data[at + 5 : at + 7], "big"), int.from_bytes(data[at + 7 : at + 9], "big")
+        else:
+            at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    raise BadFrameError(f"is no whole JPEG: no frame header up to byte {at} of {len(data)}")
 
 
 def _check_size(rows: int, columns: int) -> None:

@@ -48,7 +48,7 @@ class PolicyDriver:
         sampling: how it draws.
         max_batch: most sessions in one forward.
         seed: of the decisions, with the session's id and the count of its decisions.
-        window_s: longest wait for half of the open sessions once one waits; None: half of a forward, at most 0.1 s.
+        window_s: longest wait for a third of the open sessions once one waits; None: half of a forward, at most 0.1 s.
 
     """
 
@@ -148,15 +148,20 @@ class PolicyDriver:
         return len(batch)
 
     def _prepare(self, timeout_s: float) -> tuple[list[Session], Observation]:
-        """The next batch and what it sees; while the model works, it waits until half of the sessions are ready."""
+        """The next batch and what it sees; while the model works, it waits until half of the sessions are ready.
+
+        A model that is free goes with a third: sessions that are slower than it (pictures to decode, a busy client)
+        never come to half in one forward, and waiting for that leaves it idle.
+        """
         server, ready = self.server, self._backlog
-        if not ready:
-            enough = self._half() if self._model_busy else 1
+        missing, a_third = (self._share(2) if self._model_busy else 1) - len(ready), self._share(3)
+        if missing > 0:
             # Once the model is free, one session that waits is enough.
-            ready = server.wait(enough, timeout_s, lambda: 0 if self._model_busy else enough - 1)
-            window_s = min(self._forward_s / 2.0, LONGEST_WINDOW_S) if self._window_s is None else self._window_s
-            if ready and window_s and len(ready) < self._half():
-                ready += server.wait(self._half() - len(ready), window_s)
+            enough = missing if ready else missing - 1
+            ready += server.wait(missing, timeout_s, lambda: 0 if self._model_busy else enough)
+        window_s = min(self._forward_s / 2.0, LONGEST_WINDOW_S) if self._window_s is None else self._window_s
+        if ready and window_s and len(ready) < a_third:
+            ready += server.wait(a_third - len(ready), window_s)
         self._backlog = ready[self._max_batch :]
         # A session may have failed or closed since it was ready.
         batch = [session for session in ready[: self._max_batch] if session.pending is not None]
@@ -167,8 +172,9 @@ class PolicyDriver:
         """What a forward takes: the shortest of late, as any may have waited for the interpreter."""
         return min(self._forwards_s)
 
-    def _half(self) -> int:
-        return max(1, min(self._max_batch, (len(self.server.sessions) + 1) // 2))
+    def _share(self, parts: int) -> int:
+        """The open sessions' `parts`-th part, rounded up; no more than fit in a forward."""
+        return max(1, min(self._max_batch, -(-len(self.server.sessions) // parts)))
 
     def _decide(self, batch: list[Session], observation: Observation) -> None:
         server = self.server

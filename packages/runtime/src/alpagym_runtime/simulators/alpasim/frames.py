@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from bisect import bisect_left, bisect_right
-from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,8 +102,7 @@ class DecodePool:
 
     def __init__(self, threads: int, done: Callable[[object, Picture], None]) -> None:
         self._done = done
-        self._jobs: deque[tuple[object, Picture, tuple[int, int]] | None] = deque()
-        self._wake = threading.Condition(threading.Lock())
+        self._jobs: queue.SimpleQueue[tuple[object, Picture, tuple[int, int]] | None] = queue.SimpleQueue()
         self._threads = [threading.Thread(target=self._work, name=f"decode-{i}", daemon=True) for i in range(threads)]
         for thread in self._threads:
             thread.start()
@@ -110,25 +110,21 @@ class DecodePool:
     def submit(self, owner: object, picture: Picture, size: tuple[int, int]) -> None:
         """Queue a picture; `done(owner, picture)` is called from a thread of the pool."""
         picture.queued = True
-        with self._wake:
-            self._jobs.append((owner, picture, size))
-            self._wake.notify()
+        self._jobs.put((owner, picture, size))
 
     def close(self) -> None:
         """End the threads once the jobs at hand are done; the queue is dropped."""
-        with self._wake:
-            self._jobs.clear()
-            self._jobs.extend([None] * len(self._threads))
-            self._wake.notify_all()
+        with suppress(queue.Empty):
+            while True:
+                self._jobs.get_nowait()
+        for _ in self._threads:
+            self._jobs.put(None)
         for thread in self._threads:
             thread.join()
 
     def _work(self) -> None:
         while True:
-            with self._wake:
-                while not self._jobs:
-                    self._wake.wait()
-                job = self._jobs.popleft()
+            job = self._jobs.get()
             if job is None:
                 return
             owner, picture, size = job

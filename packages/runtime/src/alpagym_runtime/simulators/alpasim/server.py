@@ -149,6 +149,7 @@ class DriverServer:
         self.counts = {"drives": 0, "images": 0, "decoded": 0, "unseen": 0, "refused": 0}
         self._owner, self._keep_encoded, self._keep_recording = owner, keep_encoded, keep_recording
         self._ready: list[Session] = []
+        self._enough: Callable[[], bool] | None = None
         self._failed: OrderedDict[str, Refused] = OrderedDict()
         self._decoders = DecodePool(config.decode_threads, self._decoded) if spec.cameras else None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -253,7 +254,9 @@ class DriverServer:
     def wait(self, min_ready: int, timeout_s: float, also: Callable[[], int] = lambda: 0) -> list[Session]:
         """Sessions whose `drive` waits for us: at least `min_ready` (with `also()`, other news), or at the timeout."""
         with self.lock:
-            self.lock.wait_for(lambda: len(self._ready) + also() >= min_ready, timeout_s)
+            self._enough = lambda: len(self._ready) + also() >= min_ready
+            self.lock.wait_for(self._enough, timeout_s)
+            self._enough = None
             ready, self._ready = self._ready, []
         return ready
 
@@ -373,7 +376,9 @@ class DriverServer:
 
     def _push(self, session: Session) -> None:
         self._ready.append(session)
-        self.lock.notify_all()
+        # A wake-up costs more than the question: each one takes the interpreter from this thread and gives it back.
+        if self._enough is not None and self._enough():
+            self.lock.notify_all()
 
     def _find(self, session_id: str) -> Session:
         session = self.sessions.get(session_id)
