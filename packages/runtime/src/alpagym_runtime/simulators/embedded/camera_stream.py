@@ -189,7 +189,7 @@ class CameraStream:
             part = Jobs(
                 who * len(self._back) + place[chosen],
                 slots.trail[who, step[chosen], :3],
-                step[chosen] * (STEP_US * 1e-6),
+                step[chosen].astype(np.float64) * (STEP_US * 1e-6),
                 self._crowd[who, when, :count],
                 self._there[who, when, :count],
             )
