@@ -16,9 +16,10 @@ from alpagym_runtime.simulators.embedded.camera_config import PAI_CAMERAS, Camer
 from alpagym_runtime.simulators.embedded.dataset import Roads
 from alpagym_runtime.simulators.embedded.lane_map import Marking
 from alpagym_runtime.simulators.embedded.rendering import models, textures
+from alpagym_runtime.simulators.embedded.rendering.looks import looks_of
 from alpagym_runtime.simulators.embedded.rendering.quads import FAR_HOUSE_M, FAR_THING_M
 from alpagym_runtime.simulators.embedded.rendering.rays import mounted, ray_table
-from alpagym_runtime.simulators.embedded.rendering.renderer import Jobs, Renderer, _split, looks_of
+from alpagym_runtime.simulators.embedded.rendering.renderer import Jobs, Renderer, _split
 from alpagym_runtime.simulators.embedded.rendering.scenery import CLASSES, STORE, SceneryStore, make_scenery
 from alpagym_runtime.simulators.embedded.scene import KINDS
 from alpagym_runtime.simulators.embedded.views import Moment, draw_plan, look, recorded_moment
@@ -294,7 +295,7 @@ def test_pictures_do_not_depend_on_the_number_of_threads():
     for threads in (1, 2, 5):
         out = np.zeros((7, 48, 96, 3), np.uint8)
         renderer = Renderer(threads)
-        renderer.draw(eye, [(moment.scene, scenery, jobs)], out)
+        renderer.draw(eye, [(scenery, jobs)], out)
         renderer.close()
         found.append(out)
     assert (found[0] == found[1]).all()

@@ -16,7 +16,6 @@ from alpagym_runtime.errors import ConfigError, ResetNeededError, SimulatorError
 from alpagym_runtime.types import Ended
 
 SLOT = np.zeros(1, np.int64)
-ALL = slice(None)
 
 
 class DrivingEnv(gymnasium.Env[Any, NDArray[np.float32]]):
@@ -171,9 +170,7 @@ class DrivingEnv(gymnasium.Env[Any, NDArray[np.float32]]):
             self._batch = None
             raise SimulatorError(failure.text, code=failure.code, permanent=failure.kind == "permanent")
         self._batch = batch
-        out = self._observer.empty(1)
-        self._observer.write(batch.observation, ALL, out)
-        observation = take_row(out, 0)
+        observation = take_row(self._observer.read(batch.observation), 0)
         if self._debug:
             problem = explain(self.observation_space, observation)
             assert problem is None, problem

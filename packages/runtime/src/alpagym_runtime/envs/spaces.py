@@ -6,7 +6,7 @@ shapes), `low_dim` (one scaled vector), `lerobot` (pictures and state under LeRo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import numpy as np
@@ -113,18 +113,44 @@ class Observer:
                     parts[f"camera_{name}_time_us"] = spaces.Box(0, latest, (spec.frames,), np.int64)
             self.space = spaces.Dict(parts)
         self._empty = _maker(self.space)
+        self._empty_fields = _maker(self.space, {"pixels", *(f"camera_{name}" for name in spec.cameras)})
 
     def empty(self, count: int) -> Any:
         """Zeros for `count` rows: an array, or a dict of arrays."""
         return self._empty(count)
 
+    def read(self, observation: Observation) -> Any:
+        """A batch [n,…] as rows of the space; pictures of one frame are the batch's own arrays, not copies."""
+        count = len(observation["time_us"])
+        out = self._empty_fields(count)
+        self._write_fields(observation, slice(None), out)
+        pictures = {name: self._pictures(observation, name) for name in self._spec.cameras}
+        if pictures and self._layout == "lerobot":
+            out["pixels"] = pictures
+        for name in pictures if self._layout != "lerobot" else ():
+            out[f"camera_{name}"] = pictures[name]
+        return out
+
     def write(self, observation: Observation, rows: Any, out: Any) -> None:
         """Put a batch [n,…] into `rows` (a slice, or indices [n]) of what `empty` made."""
+        self._write_fields(observation, rows, out)
+        for name in self._spec.cameras:
+            place = out["pixels"][name] if self._layout == "lerobot" else out[f"camera_{name}"]
+            place[rows] = self._pictures(observation, name)
+
+    def _pictures(self, observation: Observation, name: str) -> NDArray[np.uint8]:
+        """A camera's pictures [n,…] as the layout has them."""
+        pictures: NDArray[np.uint8] = observation[f"camera_{name}"]
+        if self._layout == "nested":
+            return pictures
+        n, frames, height, width, _ = pictures.shape
+        return np.moveaxis(pictures, 1, 3).reshape(n, height, width, 3 * frames)
+
+    def _write_fields(self, observation: Observation, rows: Any, out: Any) -> None:
+        """All but the pictures."""
         if self._layout == "low_dim":
             self._write_low_dim(observation, rows, out)
         elif self._layout == "lerobot":
-            for name in self._spec.cameras:
-                out["pixels"][name][rows] = observation[f"camera_{name}"][:, 0]
             self._clip(observation, "ego_dynamics_rig", rows, out["agent_pos"])
             states = [observation[name] * observation[MASKS[name]][..., None] for name in self._state_fields()]
             state = np.concatenate([part.reshape(len(part), -1) for part in states], axis=1)
@@ -137,13 +163,7 @@ class Observer:
                     out[MASKS[name]][rows] = observation[MASKS[name]]
             if self._layout == "nested":
                 out["time_us"][rows, 0] = observation["time_us"]
-            for name in self._spec.cameras:
-                pictures = observation[f"camera_{name}"]
-                if self._layout == "flat":
-                    n, frames, height, width, _ = pictures.shape
-                    pictures = np.moveaxis(pictures, 1, 3).reshape(n, height, width, 3 * frames)
-                out[f"camera_{name}"][rows] = pictures
-                if self._layout == "nested":
+                for name in self._spec.cameras:
                     out[f"camera_{name}_time_us"][rows] = observation[f"camera_{name}_time_us"]
 
     def _state_fields(self) -> list[str]:
@@ -172,10 +192,10 @@ class Observer:
         out[rows] = np.clip(np.concatenate(parts, axis=1), -1.0, 1.0)
 
 
-def _maker(space: spaces.Space[Any]) -> Callable[[int], Any]:
-    """A function that makes zeros for so many rows of a space; shapes are looked up once."""
+def _maker(space: spaces.Space[Any], without: Set[str] = frozenset()) -> Callable[[int], Any]:
+    """A function that makes zeros for so many rows of a space, less some keys; shapes are looked up once."""
     if isinstance(space, spaces.Dict):
-        makers = {name: _maker(part) for name, part in space.spaces.items()}
+        makers = {name: _maker(part) for name, part in space.spaces.items() if name not in without}
         return lambda count: {name: make(count) for name, make in makers.items()}
     shape, dtype = space.shape or (), space.dtype
     return lambda count: np.zeros((count, *shape), dtype)

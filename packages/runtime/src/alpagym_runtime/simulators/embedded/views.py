@@ -95,8 +95,8 @@ def look(
     )
     rgb = np.zeros((1, *size, 3), np.uint8)
     renderer = Renderer()
-    renderer.draw(fine, [(moment.scene, scenery, jobs)], rgb)
-    depth, instance, semantic = renderer.labels(plain, moment.scene, scenery, jobs)
+    renderer.draw(fine, [(scenery, jobs)], rgb)
+    depth, instance, semantic = renderer.labels(plain, scenery, jobs)
     return View(rgb[0], depth, instance, semantic, plain.camera)
 
 

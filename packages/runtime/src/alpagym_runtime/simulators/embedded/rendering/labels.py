@@ -42,7 +42,7 @@ def ground_classes() -> NDArray[np.int64]:
 def label(depth_m, instance, kind, pose, time_s, actors, present, sizes, kinds, looks, table, ground, walls, trees,
           heads, green, cycle, yellow, air, scratch, texels, classes):  # fmt: skip
     """Fill three pictures [h,w] of one job; the camera takes one sample a pixel."""
-    (quads, edges, entries, rows, points, corner, kept, left, right, depth, seen) = scratch[:11]
+    (quads, edges, entries, rows, points, corner, kept, left, right, depth, seen, deepest) = scratch[:12]
     pixel_rad, wide = np.float32(table.pixel_rad), table.wide[0]
     height, width = depth_m.shape
     sun = air.numbers[SUN_X : SUN_Z + 1]
@@ -54,7 +54,7 @@ def label(depth_m, instance, kind, pose, time_s, actors, present, sizes, kinds, 
     cos, sin = math.cos(pose[2]), math.sin(pose[2])
     for row in range(height):
         find(entries, rows[row], edges, quads, table.ray_x, table.ray_y, table.ray_z, row * wide, wide, pixel_rad,
-             texels, depth, seen, 0)  # fmt: skip
+             texels, depth, seen, deepest, 0)  # fmt: skip
         for column in range(width):
             q = seen[column]
             if q >= 0:

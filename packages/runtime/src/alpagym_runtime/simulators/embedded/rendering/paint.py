@@ -79,9 +79,12 @@ def mixture(entry, place, tiles, palette):
     right, down = (place >> 13) & 15, place >> 17
     # Unsigned offsets spare a test for negative ones.
     at = np.uintp((np.int64(entry) - 256) * TILE_SIZE + (place & 8191))
-    a, b = palette[tiles[at]], palette[tiles[at + np.uintp(1)]]
+    one, two = tiles[at], tiles[at + np.uintp(1)]
     at += np.uintp(EDGE)
-    c, d = palette[tiles[at]], palette[tiles[at + np.uintp(1)]]
+    three, four = tiles[at], tiles[at + np.uintp(1)]
+    if (one == two) & (three == four) & (one == three):
+        return palette[one] << 8
+    a, b, c, d = palette[one], palette[two], palette[three], palette[four]
     # A difference's borrows between the channels cancel in the sum.
     upper, lower = (a << 4) + (b - a) * right, (c << 4) + (d - c) * right
     return (upper << 4) + (lower - upper) * down
@@ -273,8 +276,8 @@ def write_row(out, first, width, back):
 def render(out, sky, clear, places, poses, times_s, actors, present, sizes, kinds, looks, table, ground, walls, trees,
            heads, green, cycle, yellow, air, scratch, texels, surface):  # fmt: skip
     """Pictures of one scene by one camera: job j goes to out[places[j]] [*, h*w*3]; returns the quads drawn in all."""
-    (quads, edges, entries, rows, points, corner, kept, left, right, depth, seen, colour, bare, back, total, norm, cell,
-     inner, grains, shadows, shaded) = scratch  # fmt: skip
+    (quads, edges, entries, rows, points, corner, kept, left, right, depth, seen, deepest, colour, bare, back, total,
+     norm, cell, inner, grains, shadows, shaded) = scratch  # fmt: skip
     height, width = table.level.shape
     samples, wide = table.projection[1], table.wide[0]
     pixel_rad = np.float32(table.pixel_rad)
@@ -309,7 +312,7 @@ def render(out, sky, clear, places, poses, times_s, actors, present, sizes, kind
                 head = rows[y]
                 stands = stands or head >= 0
                 find(entries, head, edges, quads, table.ray_x, table.ray_y, table.ray_z, y * wide, wide, pixel_rad,
-                     texels, depth, seen, k * wide)  # fmt: skip
+                     texels, depth, seen, deepest, k * wide)  # fmt: skip
                 shade(entries, head, edges, quads, table.ray_x, table.ray_y, table.ray_z, y * wide, coarse, texels,
                       fog_r, fog_g, fog_b, density, depth, seen, colour, k * wide)  # fmt: skip
             if samples == 1:

@@ -62,15 +62,15 @@ entry, farther away."""
 
 @inlined
 def project(x, y, z, projection, numbers, radius, affine):
-    """Sample coordinates of a point in the optical frame, in front of the camera unless the model is angular."""
+    """Sample coordinates of a point before the camera, in the optical frame."""
     scale = projection[1]
     if projection[0] == ANGULAR:
-        across = math.sqrt(x * x + y * y) + 1e-12
-        at = math.atan2(across, z) * (RADIUS_STEPS / math.pi)
+        per = 1.0 / math.sqrt(x * x + y * y + z * z)
+        at = min(max(z * per, 0.0), 1.0) * RADIUS_STEPS
         k = min(int(at), RADIUS_STEPS - 1)
-        r = (radius[k] + (at - k) * (radius[k + 1] - radius[k])) / across
-        u = affine[0] * x * r + affine[1] * y * r + affine[4]
-        v = affine[2] * x * r + affine[3] * y * r + affine[5]
+        per *= radius[k] + (at - k) * (radius[k + 1] - radius[k])
+        u = (affine[0] * x + affine[1] * y) * per + affine[4]
+        v = (affine[2] * x + affine[3] * y) * per + affine[5]
         return u * scale, v * scale
     a, b = x / z, y / z
     if projection[0] == BENT:
@@ -128,7 +128,13 @@ def outline(q, rotation, projection, numbers, radius, affine, cone, pixel_rad, p
             t = min(max(-(ax * dx + ay * dy + az * dz) / square, 0.0), 1.0)
             nearest = math.sqrt((ax + t * dx) ** 2 + (ay + t * dy) ** 2 + (az + t * dz) ** 2) + 1e-6
             # The chord of a bent edge stays within half a sample of it.
-            splits = int(min(math.sqrt(square) / nearest / (2.0 * math.sqrt(pixel_rad)) + 1.0, float(SPLITS)))
+            bent = 1.0
+            if projection[0] == ANGULAR:
+                # By symmetry an edge bends the less, the nearer its plane comes to the axis.
+                nx, ny, nz = ay * dz - az * dy, az * dx - ax * dz, ax * dy - ay * dx
+                bent = math.sqrt(numbers[0] * math.sqrt(nz * nz / (nx * nx + ny * ny + nz * nz + 1e-12)))
+            most = math.sqrt(square) / nearest * bent / (2.0 * math.sqrt(pixel_rad)) + 1.0
+            splits = int(min(most, float(SPLITS)))
         for s in range(splits):
             t = s / splits
             u, v = project(ax + t * dx, ay + t * dy, az + t * dz, projection, numbers, radius, affine)
@@ -248,35 +254,48 @@ def texel(u, v, base, detail, repeat_e, repeat_f):
 
 
 @inlined
-def find(entries, head, edges, quads, ray_x, ray_y, ray_z, ray, wide, pixel_rad, texels, depth, seen, at):
+def meet(dx, dy, dz, old, nx, ny, nz, distance, ex, ey, ez, base_u, fx, fy, fz, base_v, low, high):
+    """Where a ray meets a quad: m along it, share of the right and of the down edge, and whether it is first there."""
+    zero, one, none = np.float32(0.0), np.float32(1.0), np.float32(-1e-12)
+    towards = nx * dx + ny * dy + nz * dz
+    faces = towards < none
+    t = distance / (towards if faces else -one)
+    v = t * (dx * fx + dy * fy + dz * fz) - base_v
+    u = t * (dx * ex + dy * ey + dz * ez) - base_u
+    rest = one - v
+    hit = faces & (t < old) & (v >= zero) & (v <= one) & (u >= low * rest) & (u <= one - high * rest)
+    return t, u, v, hit
+
+
+@inlined
+def find(entries, head, edges, quads, ray_x, ray_y, ray_z, ray, wide, pixel_rad, texels, depth, seen, deepest, at):
     """What a row of samples sees: depth (m along the ray, FAR: nothing) and seen (quad's index, -1) from `at` on.
 
-    `ray` is the row's first index in the tables of rays, `wide` their padded width.
+    `ray` is the row's first index in the tables of rays, `wide` their padded width; `deepest` is the largest depth of
+    each group of samples, for passing over groups that hide a quad.
     """
-    zero, one, none = np.float32(0.0), np.float32(1.0), np.float32(-1e-12)
+    zero, no, yes = np.float32(0.0), np.int32(0), np.int32(1)
     for x in range(wide):
         put(depth, np.uintp(at + x), np.float32(FAR), "depth")
         put(seen, np.uintp(at + x), np.int32(-1), "seen")
+    top = at // LANES
+    for g in range(wide // LANES):
+        deepest[top + g] = FAR
     e = head
     while e >= 0:
         i = np.int32(entries[e, QUAD])
-        begin, end, nearest = np.int64(entries[e, LEFT]), np.int64(entries[e, RIGHT]), edges[i, 15]
-        # What is nearer than all of the quad hides it.
-        while begin <= end and depth[np.uintp(at + begin)] <= nearest:
+        begin, end, nearest = int(entries[e, LEFT]) // LANES, int(entries[e, RIGHT]) // LANES, edges[i, 15]
+        while begin <= end and deepest[np.uintp(top + begin)] <= nearest:
             begin += 1
-        while begin < end and depth[np.uintp(at + end)] <= nearest:
-            end -= 1
         if begin > end:
-            entries[e, LEFT], entries[e, RIGHT] = begin, end
+            entries[e, LEFT], entries[e, RIGHT] = 1, 0
             e = entries[e, NEXT]
             continue
-        start, count = begin // LANES * LANES, LANES * (end // LANES - begin // LANES + 1)
         nx, ny, nz, distance = edges[i, 0], edges[i, 1], edges[i, 2], edges[i, 3]
         ex, ey, ez, base_u = edges[i, 4], edges[i, 5], edges[i, 6], edges[i, 7]
         fx, fy, fz, base_v = edges[i, 8], edges[i, 9], edges[i, 10], edges[i, 11]
         low, high = edges[i, 12], edges[i, 13]
-        beyond, nowhere = np.int32(wide), np.int32(-1)
-        lowest, highest = beyond, nowhere
+        lowest, highest = end + 1, begin - 1
         if edges[i, 14] > zero:
             detail = quads[i, TEXELS] * pixel_rad * np.float32(1.4142135)
             base, repeat_e, repeat_f = (
@@ -285,42 +304,48 @@ def find(entries, head, edges, quads, ray_x, ray_y, ray_z, ray, wide, pixel_rad,
                 quads[i, REPEAT_F],
             )
             base = np.int32(base)
-            for x in range(count):
-                o, r = np.uintp(at + start + x), np.uintp(ray + start + x)
-                dx, dy, dz = get(ray_x, r, "table"), get(ray_y, r, "table"), get(ray_z, r, "table")
-                old, before = get(depth, o, "depth"), get(seen, o, "seen")
-                towards = nx * dx + ny * dy + nz * dz
-                faces = towards < none
-                t = distance / (towards if faces else -one)
-                v = t * (dx * fx + dy * fy + dz * fz) - base_v
-                u = t * (dx * ex + dy * ey + dz * ez) - base_u
-                rest = one - v
-                hit = faces & (t < old) & (v >= zero) & (v <= one) & (u >= low * rest) & (u <= one - high * rest)
-                code = get(texels, texel(u, v, base, detail * t, repeat_e, repeat_f), "table") >> np.uint32(24)
-                hit = hit & (np.uint32(code) != np.uint32(NOTHING))
-                there = np.int32(start + x)
-                lowest = np.int32(min(lowest, there if hit else beyond))
-                highest = np.int32(max(highest, there if hit else nowhere))
-                put(depth, o, t if hit else old, "depth")
-                put(seen, o, i if hit else before, "seen")
+            for g in range(begin, end + 1):
+                if deepest[np.uintp(top + g)] <= nearest:
+                    continue
+                some, far = no, no
+                for x in range(LANES):
+                    o, r = np.uintp(at + LANES * g + x), np.uintp(ray + LANES * g + x)
+                    dx, dy, dz = get(ray_x, r, "table"), get(ray_y, r, "table"), get(ray_z, r, "table")
+                    old, before = get(depth, o, "depth"), get(seen, o, "seen")
+                    t, u, v, hit = meet(
+                        dx, dy, dz, old, nx, ny, nz, distance, ex, ey, ez, base_u, fx, fy, fz, base_v, low, high
+                    )
+                    code = get(texels, texel(u, v, base, detail * t, repeat_e, repeat_f), "table") >> np.uint32(24)
+                    hit = hit & (np.uint32(code) != np.uint32(NOTHING))
+                    new = t if hit else old
+                    some = np.int32(max(some, yes if hit else no))
+                    far = np.int32(max(far, np.float32(new).view(np.int32)))
+                    put(depth, o, new, "depth")
+                    put(seen, o, i if hit else before, "seen")
+                deepest[np.uintp(top + g)] = np.int32(far).view(np.float32)
+                if some != 0:
+                    lowest, highest = min(lowest, g), g
         else:
-            for x in range(count):
-                o, r = np.uintp(at + start + x), np.uintp(ray + start + x)
-                dx, dy, dz = get(ray_x, r, "table"), get(ray_y, r, "table"), get(ray_z, r, "table")
-                old, before = get(depth, o, "depth"), get(seen, o, "seen")
-                towards = nx * dx + ny * dy + nz * dz
-                faces = towards < none
-                t = distance / (towards if faces else -one)
-                v = t * (dx * fx + dy * fy + dz * fz) - base_v
-                u = t * (dx * ex + dy * ey + dz * ez) - base_u
-                rest = one - v
-                hit = faces & (t < old) & (v >= zero) & (v <= one) & (u >= low * rest) & (u <= one - high * rest)
-                there = np.int32(start + x)
-                lowest = np.int32(min(lowest, there if hit else beyond))
-                highest = np.int32(max(highest, there if hit else nowhere))
-                put(depth, o, t if hit else old, "depth")
-                put(seen, o, i if hit else before, "seen")
-        entries[e, LEFT], entries[e, RIGHT] = lowest, highest
+            for g in range(begin, end + 1):
+                if deepest[np.uintp(top + g)] <= nearest:
+                    continue
+                some, far = no, no
+                for x in range(LANES):
+                    o, r = np.uintp(at + LANES * g + x), np.uintp(ray + LANES * g + x)
+                    dx, dy, dz = get(ray_x, r, "table"), get(ray_y, r, "table"), get(ray_z, r, "table")
+                    old, before = get(depth, o, "depth"), get(seen, o, "seen")
+                    t, _, _, hit = meet(
+                        dx, dy, dz, old, nx, ny, nz, distance, ex, ey, ez, base_u, fx, fy, fz, base_v, low, high
+                    )
+                    new = t if hit else old
+                    some = np.int32(max(some, yes if hit else no))
+                    far = np.int32(max(far, np.float32(new).view(np.int32)))
+                    put(depth, o, new, "depth")
+                    put(seen, o, i if hit else before, "seen")
+                deepest[np.uintp(top + g)] = np.int32(far).view(np.float32)
+                if some != 0:
+                    lowest, highest = min(lowest, g), g
+        entries[e, LEFT], entries[e, RIGHT] = lowest * LANES, highest * LANES + LANES - 1
         e = entries[e, NEXT]
 
 
@@ -349,14 +374,14 @@ def shade(entries, head, edges, quads, ray_x, ray_y, ray_z, ray, pixel_rad, texe
           seen, colour, at):  # fmt: skip
     """Packed colours of the samples of a row that see a quad, through the air; `pixel_rad` decides the level."""
     zero, one, half, most = np.float32(0.0), np.float32(1.0), np.float32(0.5), np.float32(255.0)
+    no, yes = np.int32(0), np.int32(1)
     e = head
     while e >= 0:
         if entries[e, LEFT] > entries[e, RIGHT]:
             e = entries[e, NEXT]
             continue
         i = np.int32(entries[e, QUAD])
-        start = entries[e, LEFT] // LANES * LANES
-        count = LANES * (entries[e, RIGHT] // LANES - entries[e, LEFT] // LANES + 1)
+        begin, end = int(entries[e, LEFT]) // LANES, int(entries[e, RIGHT]) // LANES + 1
         ex, ey, ez, base_u = edges[i, 4], edges[i, 5], edges[i, 6], edges[i, 7]
         fx, fy, fz, base_v = edges[i, 8], edges[i, 9], edges[i, 10], edges[i, 11]
         detail = quads[i, TEXELS] * pixel_rad * np.float32(1.4142135)
@@ -365,28 +390,34 @@ def shade(entries, head, edges, quads, ray_x, ray_y, ray_z, ray, pixel_rad, texe
         tint_r, tint_g, tint_b = quads[i, TINT], quads[i, TINT + 1], quads[i, TINT + 2]
         light_r, light_g, light_b = quads[i, LIGHT], quads[i, LIGHT + 1], quads[i, LIGHT + 2]
         if quads[i, VARIED] == zero:
-            for x in range(count):
-                o, r = np.uintp(at + start + x), np.uintp(ray + start + x)
-                mine, old = get(seen, o, "seen") == i, get(colour, o, "colour")
-                t = min(get(depth, o, "depth"), np.float32(1e4))
-                dx, dy, dz = get(ray_x, r, "table"), get(ray_y, r, "table"), get(ray_z, r, "table")
-                v = t * (dx * fx + dy * fy + dz * fz) - base_v
-                u = t * (dx * ex + dy * ey + dz * ez) - base_u
-                value = get(texels, texel(u, v, base, detail * t, repeat_e, repeat_f), "table")
-                tinted = np.uint32(value >> np.uint32(24)) == np.uint32(TINTED)
-                red, green, blue = channels(value)
-                red *= tint_r if tinted else light_r
-                green *= tint_g if tinted else light_g
-                blue *= tint_b if tinted else light_b
-                a = t * density
-                clear = one / (one + a + half * a * a)
-                back = one - clear
-                new = packed(
-                    min(red, most) * clear + fog_r * back,
-                    min(green, most) * clear + fog_g * back,
-                    min(blue, most) * clear + fog_b * back,
-                )
-                put(colour, o, new if mine else old, "colour")
+            for g in range(begin, end):
+                some = no
+                for x in range(LANES):
+                    some = np.int32(max(some, yes if get(seen, np.uintp(at + LANES * g + x), "seen") == i else no))
+                if some == 0:
+                    continue
+                for x in range(LANES):
+                    o, r = np.uintp(at + LANES * g + x), np.uintp(ray + LANES * g + x)
+                    mine, old = get(seen, o, "seen") == i, get(colour, o, "colour")
+                    t = min(get(depth, o, "depth"), np.float32(1e4))
+                    dx, dy, dz = get(ray_x, r, "table"), get(ray_y, r, "table"), get(ray_z, r, "table")
+                    v = t * (dx * fx + dy * fy + dz * fz) - base_v
+                    u = t * (dx * ex + dy * ey + dz * ez) - base_u
+                    value = get(texels, texel(u, v, base, detail * t, repeat_e, repeat_f), "table")
+                    tinted = np.uint32(value >> np.uint32(24)) == np.uint32(TINTED)
+                    red, green, blue = channels(value)
+                    red *= tint_r if tinted else light_r
+                    green *= tint_g if tinted else light_g
+                    blue *= tint_b if tinted else light_b
+                    a = t * density
+                    clear = one / (one + a + half * a * a)
+                    back = one - clear
+                    new = packed(
+                        min(red, most) * clear + fog_r * back,
+                        min(green, most) * clear + fog_g * back,
+                        min(blue, most) * clear + fog_b * back,
+                    )
+                    put(colour, o, new if mine else old, "colour")
             e = entries[e, NEXT]
             continue
         low, both = edges[i, 12], edges[i, 12] + edges[i, 13]
@@ -404,44 +435,50 @@ def shade(entries, head, edges, quads, ray_x, ray_y, ray_z, ray, pixel_rad, texe
             tail_kept, tail_r, tail_g, tail_b = zero, most, np.float32(58.0), np.float32(44.0)
         # At night some panes shine.
         shining = np.uint32(3) if burning else np.uint32(0)
-        for x in range(count):
-            o, r = np.uintp(at + start + x), np.uintp(ray + start + x)
-            mine, old = get(seen, o, "seen") == i, get(colour, o, "colour")
-            t = min(get(depth, o, "depth"), np.float32(1e4))
-            dx, dy, dz = get(ray_x, r, "table"), get(ray_y, r, "table"), get(ray_z, r, "table")
-            v = t * (dx * fx + dy * fy + dz * fz) - base_v
-            u = t * (dx * ex + dy * ey + dz * ez) - base_u
-            rest = one - v
-            u = (u - low * rest) / (one - both * rest)
-            value = get(texels, texel(u, v, base, detail * t, repeat_e, repeat_f), "table")
-            code = np.uint32(value >> np.uint32(24))
-            red, green, blue = channels(value)
-            tinted, window = code == np.uint32(TINTED), code == np.uint32(WINDOW)
-            lamp, front, rear = code == np.uint32(LAMP), code == np.uint32(HEADLIGHT), code == np.uint32(TAIL)
-            # Panes differ.
-            pane = np.uint32(
-                np.uint32(np.uint32(np.int32(u * panes)) * np.uint32(7919))
-                + np.uint32(np.uint32(np.int32(v * repeat_f)) * np.uint32(104729))
-                + name
-            )
-            pane = np.uint32(np.uint32(np.uint32(pane * np.uint32(2654435761)) >> np.uint32(7)) & np.uint32(7))
-            shines = window & (pane < shining)
-            pale = np.float32(0.82) + np.float32(0.06) * np.float32(np.int32(pane))
-            share = pale if window else one
-            keep = zero if shines else (head_kept if front else (tail_kept if rear else share))
-            red *= keep * (one if lamp else (tint_r if tinted else light_r))
-            green *= keep * (one if lamp else (tint_g if tinted else light_g))
-            blue *= keep * (one if lamp else (tint_b if tinted else light_b))
-            red += np.float32(244.0) if shines else (head_r if front else (tail_r if rear else zero))
-            green += np.float32(206.0) if shines else (head_g if front else (tail_g if rear else zero))
-            blue += np.float32(130.0) if shines else (head_b if front else (tail_b if rear else zero))
-            a = t * density
-            clear = one / (one + a + half * a * a)
-            back = one - clear
-            new = packed(
-                min(red, most) * clear + fog_r * back,
-                min(green, most) * clear + fog_g * back,
-                min(blue, most) * clear + fog_b * back,
-            )
-            put(colour, o, new if mine else old, "colour")
+        for g in range(begin, end):
+            some = no
+            for x in range(LANES):
+                some = np.int32(max(some, yes if get(seen, np.uintp(at + LANES * g + x), "seen") == i else no))
+            if some == 0:
+                continue
+            for x in range(LANES):
+                o, r = np.uintp(at + LANES * g + x), np.uintp(ray + LANES * g + x)
+                mine, old = get(seen, o, "seen") == i, get(colour, o, "colour")
+                t = min(get(depth, o, "depth"), np.float32(1e4))
+                dx, dy, dz = get(ray_x, r, "table"), get(ray_y, r, "table"), get(ray_z, r, "table")
+                v = t * (dx * fx + dy * fy + dz * fz) - base_v
+                u = t * (dx * ex + dy * ey + dz * ez) - base_u
+                rest = one - v
+                u = (u - low * rest) / (one - both * rest)
+                value = get(texels, texel(u, v, base, detail * t, repeat_e, repeat_f), "table")
+                code = np.uint32(value >> np.uint32(24))
+                red, green, blue = channels(value)
+                tinted, window = code == np.uint32(TINTED), code == np.uint32(WINDOW)
+                lamp, front, rear = code == np.uint32(LAMP), code == np.uint32(HEADLIGHT), code == np.uint32(TAIL)
+                # Panes differ.
+                pane = np.uint32(
+                    np.uint32(np.uint32(np.int32(u * panes)) * np.uint32(7919))
+                    + np.uint32(np.uint32(np.int32(v * repeat_f)) * np.uint32(104729))
+                    + name
+                )
+                pane = np.uint32(np.uint32(np.uint32(pane * np.uint32(2654435761)) >> np.uint32(7)) & np.uint32(7))
+                shines = window & (pane < shining)
+                pale = np.float32(0.82) + np.float32(0.06) * np.float32(np.int32(pane))
+                share = pale if window else one
+                keep = zero if shines else (head_kept if front else (tail_kept if rear else share))
+                red *= keep * (one if lamp else (tint_r if tinted else light_r))
+                green *= keep * (one if lamp else (tint_g if tinted else light_g))
+                blue *= keep * (one if lamp else (tint_b if tinted else light_b))
+                red += np.float32(244.0) if shines else (head_r if front else (tail_r if rear else zero))
+                green += np.float32(206.0) if shines else (head_g if front else (tail_g if rear else zero))
+                blue += np.float32(130.0) if shines else (head_b if front else (tail_b if rear else zero))
+                a = t * density
+                clear = one / (one + a + half * a * a)
+                back = one - clear
+                new = packed(
+                    min(red, most) * clear + fog_r * back,
+                    min(green, most) * clear + fog_g * back,
+                    min(blue, most) * clear + fog_b * back,
+                )
+                put(colour, o, new if mine else old, "colour")
         e = entries[e, NEXT]

@@ -28,7 +28,7 @@ F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
 FLAT, ANGULAR, BENT = range(3)
-"""Projections: pinhole; radius by a table of angles; OpenCV's rational distortion."""
+"""Projections: pinhole; radius by a table over the angle to the axis; OpenCV's rational distortion."""
 
 LEVELS = 6
 BLOCK = 32
@@ -65,8 +65,8 @@ class Table(NamedTuple):
     rotation: F64  # [3,3] rows: optical axes in rig axes
     centre: F64  # [3] m, optical centre in the rig frame
     projection: NDArray[np.int64]  # [2] kind, samples a pixel and direction
-    numbers: F64  # [16] focal x, y, principal x, y of the picture; then OpenCV's k1..k6, p1, p2, s1..s4
-    radius: F64  # [1025] ANGULAR: radius by angle, 0 to pi
+    numbers: F64  # [16] focal x, y, principal x, y of the picture; then OpenCV's k1..k6, p1, p2, s1..s4; ANGULAR: bend
+    radius: F64  # [1025] ANGULAR: radius over the angle's sine, by its cosine from 0 to 1
     affine: F64  # [6] ANGULAR: picture = A · (radius · direction) + b; BENT: largest undistorted radius, five unused
     cone: F64  # [2] cosine and sine of the widest angle to the axis
     pixel_rad: float  # angle of a sample near the axis
@@ -243,7 +243,7 @@ def _projection(model: CameraModel) -> tuple[F64, F64, F64, int]:
     assert isinstance(model, (Ftheta, OpenCVFisheye))
     # Beyond the limit the radius goes on straight: only a bound of where a surface may be is needed there.
     limit = model.max_angle_rad
-    angles = np.linspace(0.0, np.pi, RADIUS_STEPS + 1)
+    angles = np.linspace(0.0, np.pi / 2.0, 1025)
     points = np.stack([np.sin(angles), np.zeros_like(angles), np.cos(angles)], axis=-1)
     plain: CameraModel
     if isinstance(model, Ftheta):
@@ -260,10 +260,32 @@ def _projection(model: CameraModel) -> tuple[F64, F64, F64, int]:
         linear = np.diag([model.focal_x, model.focal_y])
     pixels, good = plain.project(points)
     last = int(np.flatnonzero(good)[-1]) if good.any() else 1
-    radius[: last + 1] = pixels[: last + 1, 0]
-    slope = (radius[last] - radius[max(last - 8, 0)]) / max(min(last, 8), 1)
-    radius[last + 1 :] = radius[last] + slope * np.arange(1, RADIUS_STEPS + 1 - last)
+    straight = np.empty_like(angles)
+    straight[: last + 1] = pixels[: last + 1, 0]
+    slope = (straight[last] - straight[max(last - 8, 0)]) / max(min(last, 8), 1)
+    straight[last + 1 :] = straight[last] + slope * np.arange(1, len(angles) - last)
+    cosines = np.linspace(0.0, 1.0, RADIUS_STEPS + 1)
+    radius[:-1] = np.interp(np.arccos(cosines[:-1]), angles, straight) / np.sqrt(1.0 - cosines[:-1] ** 2)
+    radius[-1] = 2.0 * radius[-2] - radius[-3]
+    numbers[0] = _bend(radius)
     scale = np.array([model.scale_x, model.scale_y])
     linear = scale[:, None] * linear
     affine = np.array([*linear.ravel(), model.principal_x * scale[0], model.principal_y * scale[1]])
     return numbers, radius, affine, ANGULAR
+
+
+def _bend(radius: F64) -> float:
+    """How much the images of straight edges bend.
+
+    The curvature along an edge's arc, in radii a radian near the axis, is at most so many times the sine of the angle
+    between the arc's plane and the axis.
+    """
+    sine = np.sin(np.linspace(0.03, 1.5, 50))[:, None]
+    along = np.linspace(0.0, 1.5, 400)
+    x, y = np.broadcast_to(sine, (50, 400)), np.broadcast_to(np.sin(along), (50, 400))
+    away = np.interp(np.sqrt(1.0 - sine**2) * np.cos(along), np.linspace(0.0, 1.0, len(radius)), radius) / radius[-1]
+    places = np.stack([x * np.cos(along) * away, y * away])
+    first = np.gradient(places, along, axis=2)
+    second = np.gradient(first, along, axis=2)
+    aside = np.abs(first[0] * second[1] - first[1] * second[0]) / np.maximum(np.hypot(*first), 1e-9)
+    return float((aside / sine)[:, 2:-2].max())

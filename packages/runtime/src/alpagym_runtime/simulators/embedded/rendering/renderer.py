@@ -6,7 +6,6 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -14,30 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alpagym_runtime.cameras import MountedCamera
-from alpagym_runtime.random import generator, text_seed
 from alpagym_runtime.simulators.embedded.rendering import textures
 from alpagym_runtime.simulators.embedded.rendering.labels import ground_classes, label
 from alpagym_runtime.simulators.embedded.rendering.paint import grain, render
 from alpagym_runtime.simulators.embedded.rendering.quads import COLUMNS, MOST
-from alpagym_runtime.simulators.embedded.rendering.raster import CORNERS, FAR
+from alpagym_runtime.simulators.embedded.rendering.raster import CORNERS, FAR, LANES
 from alpagym_runtime.simulators.embedded.rendering.rays import Table, build_table, padded
 from alpagym_runtime.simulators.embedded.rendering.scenery import Scenery
-from alpagym_runtime.simulators.embedded.rendering.weather import APPEARANCE, DENSITY, Air
-from alpagym_runtime.simulators.embedded.scene import Scene
+from alpagym_runtime.simulators.embedded.rendering.weather import DENSITY, Air
 
 SMALL_PIXELS, TINY_PIXELS = 100 * 180, 64 * 128
 """Up to so many the ground is coarse; and an object takes four samples a pixel."""
 FINE_TEXEL_M, COARSE_TEXEL_M = 0.05, 0.1
-
-PAINTS = np.array(
-    [(222, 222, 220), (32, 32, 36), (120, 124, 130), (176, 180, 184), (158, 32, 30), (30, 62, 128), (70, 86, 72),
-     (214, 168, 42), (96, 72, 56), (54, 100, 140)]
-) / 255.0  # fmt: skip
-CLOTHES = np.array(
-    [(40, 44, 62), (30, 30, 32), (120, 36, 40), (58, 92, 70), (196, 188, 170),
-     (70, 90, 140), (150, 120, 60), (90, 60, 100)]
-) / 255.0  # fmt: skip
-HAIR = np.array([(40, 30, 24), (74, 52, 34), (128, 96, 54), (24, 22, 22), (150, 146, 142)]) / 255.0
 
 
 @dataclass(frozen=True)
@@ -58,19 +45,6 @@ class Jobs:
     times_s: NDArray[np.float64]
     actors: NDArray[np.float64]
     present: NDArray[np.bool_]
-
-
-@lru_cache(maxsize=4096)
-def looks_of(scene_id: str, count: int) -> NDArray[np.float64]:
-    """[A,10] colours and height of a scene's road users: legs or paint, body, hair, share of the height."""
-    rng = generator(text_seed(scene_id), APPEARANCE, 2)
-    looks = np.zeros((count, 10))
-    for a in range(count):
-        looks[a, :3] = PAINTS[int(rng.integers(len(PAINTS)))]
-        looks[a, 3:6] = CLOTHES[int(rng.integers(len(CLOTHES)))]
-        looks[a, 6:9] = HAIR[int(rng.integers(len(HAIR)))]
-        looks[a, 9] = rng.uniform(0.0, 1.0)
-    return looks
 
 
 class Eye:
@@ -112,28 +86,27 @@ class Renderer:
         self._own = threading.local()
         self.quads = 0
 
-    def draw(self, eye: Eye, groups: Sequence[tuple[Scene, Scenery, Jobs]], out: NDArray[np.uint8]) -> None:
+    def draw(self, eye: Eye, groups: Sequence[tuple[Scenery, Jobs]], out: NDArray[np.uint8]) -> None:
         """Fill out[places] [*,h,w,3] uint8 RGB, contiguous."""
         if self._pool is None:
-            for scene, scenery, jobs in groups:
-                self.quads += self._draw(eye, scene, scenery, jobs, out)
+            for scenery, jobs in groups:
+                self.quads += self._draw(eye, scenery, jobs, out)
             return
-        parts = [(scene, scenery, part) for scene, scenery, jobs in groups for part in _split(jobs, self._threads)]
+        parts = [(scenery, part) for scenery, jobs in groups for part in _split(jobs, self._threads)]
         futures = [self._pool.submit(self._draw, eye, *part, out) for part in parts]
         self.quads += sum(future.result() for future in futures)
 
     def labels(
-        self, eye: Eye, scene: Scene, scenery: Scenery, jobs: Jobs
+        self, eye: Eye, scenery: Scenery, jobs: Jobs
     ) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.uint8]]:
         """Depth (m along the ray, inf: sky), instance and semantic class [h,w] of the first job; one sample a pixel."""
         assert eye.samples == 1, "labels are taken at the pixels' centres"
         size = (eye.height, eye.width)
         depth, instance, kind = np.empty(size, np.float32), np.empty(size, np.int32), np.empty(size, np.uint8)
-        who, signals = self._who(scene, jobs)
         label(
-            depth, instance, kind, jobs.poses[0], float(jobs.times_s[0]), jobs.actors[0], jobs.present[0], *who,
-            eye.table, scenery.ground, scenery.walls, scenery.trees, scenery.heads, *signals, scenery.air,
-            self._scratch(eye), textures.texels(), ground_classes(),
+            depth, instance, kind, jobs.poses[0], float(jobs.times_s[0]), jobs.actors[0], jobs.present[0],
+            *scenery.users, eye.table, scenery.ground, scenery.walls, scenery.trees, scenery.heads, *scenery.signals,
+            scenery.air, self._scratch(eye), textures.texels(), ground_classes(),
         )  # fmt: skip
         depth[depth >= FAR] = np.inf
         return depth, instance, kind
@@ -143,30 +116,15 @@ class Renderer:
         if self._pool is not None:
             self._pool.shutdown()
 
-    def _draw(self, eye: Eye, scene: Scene, scenery: Scenery, jobs: Jobs, out: NDArray[np.uint8]) -> int:
-        who, signals = self._who(scene, jobs)
+    def _draw(self, eye: Eye, scenery: Scenery, jobs: Jobs, out: NDArray[np.uint8]) -> int:
         sky, clear = eye.air(scenery.weather, scenery.air)
         return int(
             render(
                 out.reshape(len(out), -1), sky, clear, jobs.places, jobs.poses, jobs.times_s, jobs.actors,
-                jobs.present, *who, eye.table,
-                scenery.ground, scenery.walls, scenery.trees, scenery.heads, *signals, scenery.air, self._scratch(eye),
-                textures.texels(), grain(),
+                jobs.present, *scenery.users, eye.table, scenery.ground, scenery.walls, scenery.trees, scenery.heads,
+                *scenery.signals, scenery.air, self._scratch(eye), textures.texels(), grain(),
             )
         )  # fmt: skip
-
-    @staticmethod
-    def _who(scene: Scene, jobs: Jobs) -> tuple[tuple[Any, Any, Any], tuple[Any, float, float]]:
-        """Sizes, kinds and looks of the road users; green times, cycle and yellow of the signals."""
-        actors, signals = scene.actors, scene.lane_map.signals if scene.lane_map is not None else scene.signals
-        count = jobs.present.shape[1]
-        green = signals.green_s if len(signals.green_s) else np.zeros((1, 2))
-        who = (
-            np.ascontiguousarray(actors.size[:count], np.float64),
-            np.ascontiguousarray(actors.kind[:count], np.int64),
-            looks_of(scene.scene_id, count),
-        )
-        return who, (np.ascontiguousarray(green, np.float64), float(signals.cycle_s or 1.0), float(signals.yellow_s))
 
     def _scratch(self, eye: Eye) -> tuple[Any, ...]:
         """Working arrays of this thread for a size of picture."""
@@ -191,6 +149,7 @@ class Renderer:
                 # A row of samples, and of pixels.
                 np.zeros(samples, np.float32),
                 np.zeros(samples, np.int32),
+                np.zeros(samples // LANES, np.float32),
                 np.zeros(samples, np.uint32),
                 np.empty(wide, np.bool_),
                 np.zeros(wide_pixels, np.uint32),

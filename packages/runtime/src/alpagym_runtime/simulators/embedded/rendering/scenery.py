@@ -22,6 +22,7 @@ from alpagym_runtime.simulators.embedded.maps.dressing import place
 from alpagym_runtime.simulators.embedded.maps.lines import arc_lengths, with_yaw
 from alpagym_runtime.simulators.embedded.rendering import textures
 from alpagym_runtime.simulators.embedded.rendering.ground import Ground, Patch, draw_ground, strip
+from alpagym_runtime.simulators.embedded.rendering.looks import looks_of
 from alpagym_runtime.simulators.embedded.rendering.materials import ASPHALT, KERB, SIDEWALK, WHITE, YELLOW
 from alpagym_runtime.simulators.embedded.rendering.weather import APPEARANCE, DRESSING, Air, air_of, look_of
 from alpagym_runtime.simulators.embedded.scene import Scene
@@ -71,11 +72,14 @@ class Scenery:
     heads: F64  # [H,5]
     air: Air
     weather: str
+    users: tuple[F64, NDArray[np.int64], F64]  # road users' sizes [A,2] m, kinds [A], looks [A,10]
+    signals: tuple[F64, float, float]  # green times [*,2], cycle and yellow time, s
 
     @property
     def nbytes(self) -> int:
         """Memory it takes."""
-        return self.ground.nbytes + self.walls.nbytes + self.trees.nbytes + self.heads.nbytes + 8192
+        parts = (self.ground, self.walls, self.trees, self.heads, *self.users, self.signals[0])
+        return sum(part.nbytes for part in parts) + 8192
 
 
 def make_scenery(scene: Scene, texel_m: float, weather: str) -> Scenery:
@@ -84,7 +88,15 @@ def make_scenery(scene: Scene, texel_m: float, weather: str) -> Scenery:
     walls, trees, heads = _standing(scene)
     look = look_of(scene.scene_id, weather)
     ground = draw_ground(patches, _way(scene), texel_m)
-    return Scenery(ground, walls, trees, heads, air_of(look), look.kind)
+    actors, lights = scene.actors, scene.lane_map.signals if scene.lane_map is not None else scene.signals
+    users = (
+        np.ascontiguousarray(actors.size, np.float64),
+        np.ascontiguousarray(actors.kind, np.int64),
+        looks_of(scene.scene_id, len(actors.first)),
+    )
+    green = np.ascontiguousarray(lights.green_s if len(lights.green_s) else np.zeros((1, 2)), np.float64)
+    signals = green, float(lights.cycle_s or 1.0), float(lights.yellow_s)
+    return Scenery(ground, walls, trees, heads, air_of(look), look.kind, users, signals)
 
 
 class SceneryStore:
