@@ -1,6 +1,6 @@
 """What a tick of an Alpamayo-sized policy costs on one GPU, whole and by part. Random weights, made on the device.
 
-    python benchmarks/vla.py [--rows 8] [--reasoning 32] [--repeats 5] [--eager] [--out FILE]
+    python benchmarks/vla.py [--rows 8] [--reasoning 32] [--repeats 5] [--eager] [--profile FILE] [--out FILE]
 
 The backbone is Qwen3-VL-8B's; of the action expert only the total of 10 billion is published: 36 layers of 2,048 and
 6,144 are assumed. 4 cameras × 4 frames of 320 × 576 px, prompts of about 3,000 tokens.
@@ -77,6 +77,26 @@ def busy_share(function: Callable[[], Any]) -> float:
     return float(busy_us / wall_us)
 
 
+def kernels(function: Callable[[], Any], most: int = 12) -> str:
+    """The kernels that take most of a call's GPU time: ms, share, launches, name."""
+    from torch.profiler import ProfilerActivity, profile
+
+    function()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        function()
+        torch.cuda.synchronize()
+    events = [event for event in recorded.key_averages() if not event.is_user_annotation]
+    events.sort(key=lambda event: -event.self_device_time_total)
+    total = sum(event.self_device_time_total for event in events) or 1.0
+    rows = [
+        f"{event.self_device_time_total / 1e3:9.3f} {100.0 * event.self_device_time_total / total:5.1f} % "
+        f"{event.count:6d}  {event.key[:90]}"
+        for event in events[:most]
+    ]
+    return "\n".join([f"{total / 1e3:9.3f} ms of kernels", *rows])
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -84,6 +104,7 @@ def main() -> None:
     parser.add_argument("--reasoning", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--eager", action="store_true", help="also without the engine")
+    parser.add_argument("--profile", type=Path, help="write each part's kernels there")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     model, processor = full_size()
@@ -148,6 +169,15 @@ def main() -> None:
         velocity = engine.velocity(prefix)
         noise, clock = torch.randn(options.rows, 64, 2, device="cuda"), torch.zeros(options.rows, device="cuda")
         show("expert step, ms", milliseconds(lambda: velocity(noise, clock), 20))
+        if options.profile:
+            parts: dict[str, Callable[[], Any]] = {
+                "vision, 16 pictures": lambda: engine.see(batch.pixel_values, batch.image_grid_thw),
+                "prefill": lambda: engine.read(batch, features),
+                "decode step": engine._decode,
+                "expert step": lambda: velocity(noise, clock),
+            }
+            options.profile.write_text("\n\n".join(f"{name}\n{kernels(part)}" for name, part in parts.items()))
+            velocity = engine.velocity(prefix)  # `read` and `_decode` went over its cache
         ids = torch.zeros(options.rows, options.reasoning + 1, dtype=torch.long, device="cuda")
         show("reading the reasoning again, ms", milliseconds(lambda: model.extend(prefix, ids, ids == 0), 5))
         # The engine against the plain model: largest difference of logits in bfloat16.

@@ -13,7 +13,9 @@ from alpagym_alpamayo_r1.prompt import LAYOUTS
 from alpagym_alpamayo_r1.tiny import example_drive, make_tiny
 from alpagym_alpamayo_r1.vision_cache import VisionCache
 from alpagym_plugins import ConfigError
+from alpagym_runtime.deploy_config import LoraSection
 from alpagym_runtime.testing.examples import example_observation
+from alpagym_runtime.trainers.lora import add_adapters
 from alpagym_runtime.types import Sampling
 
 
@@ -92,6 +94,26 @@ def test_the_engine_reads_weights_that_are_loaded_later(prompts):
     with torch.no_grad():
         prefix = other.read(batch)
         assert torch.equal(engine.write(prefix, greedy, 8), other.write(prefix, greedy, 8))
+
+
+def test_the_engine_reads_adapters_that_are_added_later(prompts):
+    _, batch = prompts
+    model, _ = make_tiny(seed=3)
+    engine, before = GraphEngine(model, 2, 400), {}
+    add_adapters(model, LoraSection(rank=2, alpha=4.0, targets=["*"]), seed=1)
+    noise, time = torch.randn(2, 64, 2, generator=torch.Generator().manual_seed(1)), torch.zeros(2)
+    with torch.no_grad():
+        prefix = model.read(batch)
+        before = {"tokens": engine.write(prefix, greedy, 8), "velocity": engine.velocity(prefix)(noise, time)}
+        for name, parameter in model.named_parameters():
+            if name.endswith("lora_up"):
+                parameter.normal_(std=0.3, generator=torch.Generator().manual_seed(len(name)))
+        prefix = model.read(batch)
+        assert torch.equal(engine.write(prefix, greedy, 8), model.write(prefix, greedy, 8))
+        velocity = engine.velocity(prefix)(noise, time)
+        np.testing.assert_allclose(velocity, model.velocity(prefix)(noise, time), atol=1e-4)
+    assert not torch.equal(engine.write(prefix, greedy, 8), before["tokens"])
+    assert (velocity - before["velocity"]).abs().max() > 0.01
 
 
 def test_too_small_a_context_is_refused(prompts):

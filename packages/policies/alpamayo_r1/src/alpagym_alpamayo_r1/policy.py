@@ -1,8 +1,8 @@
 """Alpamayo as a policy of the contract: observations in, plans out, by trajectory tokens or by the action expert.
 
 A decision is written in up to two parts: reasoning (`reasoning_tokens`, free text up to `<|traj_future_start|>`), then
-the plan. `tokens`: 128 tokens, each drawn among the future's bins only (an unconstrained completion need not be a plan
-at all). `expert`: ten denoising steps, each drawn (`action_expert.Chain`). `log_prob` has one factor a token of
+the plan. `tokens`: 128 tokens (fewer with `decided_s`), each drawn among the future's bins only (an unconstrained
+completion need not be a plan at all). `expert`: ten denoising steps, each drawn (`action_expert.Chain`). `log_prob` has one factor a token of
 reasoning, then one a trajectory token or denoising step; `score` computes the same factors again from the trace: tokens
 by one forward over what was written, under the same temperature and top-p, and steps from the recorded chain.
 
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -66,8 +66,7 @@ class AlpamayoPolicy:
         self.version = 0
         self.device = torch.device(device)
         self.processor = processor
-        self._model = model.to(self.device).eval()
-        self.module: nn.Module = self._model
+        self.module: nn.Module = model.to(self.device).eval()
         self._rows = config.rows
         self._head = config.head
         self._cameras = tuple(CAMERA_NAMES.index(name) for name in config.cameras)
@@ -77,7 +76,10 @@ class AlpamayoPolicy:
         pictures = ("image",) if self._cameras else ()
         self._reasons = config.reasoning_tokens
         self._train_backbone = config.train_backbone
-        self._noise_level = config.noise_level
+        self._noise_level, self._noise_steps = config.noise_level, config.noise_steps
+        self._decided = min(
+            round(config.decided_s / model.future.action_space.step_s), model.future.action_space.waypoints
+        )
         self._frames = config.frames
         self._patches = Patches(processor.image_processor, self.device)
         self._exact = not self._cameras or self._patches.fits(config.height, config.width)
@@ -108,8 +110,8 @@ class AlpamayoPolicy:
     def act(self, observations: Observation, seeds: NDArray[np.uint64], sampling: Sampling) -> Decision:
         """Plans [N,64,3].
 
-        The trace has what `score` needs: `tokens` [N,128] i64 bins or `denoising` [N,S+1,64,2] f32, `reasoning` [N,R]
-        i64 ids (-1 behind the end); and `text`, a row of UTF-8 bytes each, markers included. A row with a number that
+        The trace has what `score` needs: `tokens` [N,J] i64 bins or `denoising` [N,F+1,64,2] f32, of F steps that are
+        drawn; `reasoning` [N,R] i64 ids (-1 behind the end); and `text`, a row of UTF-8 bytes each, markers included. A row with a number that
         is not finite is decided once more, in another forward, then fails alone; one that was given such a number
         fails at once.
         """
@@ -178,6 +180,11 @@ class AlpamayoPolicy:
 
     # ---------------------------------------------------------------- parts
 
+    @property
+    def _model(self) -> AlpamayoModel:
+        """What `module` is now: while training it may be a twin, or the reference of a KL."""
+        return cast(AlpamayoModel, self.module)
+
     def _act(self, observations: Observation, seeds: NDArray[np.uint64], sampling: Sampling) -> Decision:
         count, parts = len(seeds), []
         write = self._write_tokens if self._head == "tokens" else self._denoise
@@ -226,9 +233,9 @@ class AlpamayoPolicy:
     def _write_tokens(
         self, batch: Batch, prefix: Prefix, seeds: NDArray[np.uint64], sampling: Sampling
     ) -> tuple[Tensor, Tensor, dict[str, NDArray[Any]]]:
-        """Plans [B,64,3], log-probabilities [B,128] and trace."""
+        """Plans [B,64,3], log-probabilities [B,J] of its J tokens, and trace."""
         first = self._model.architecture.first_id
-        bins_of, tokens = self._model.architecture.future_bins, self._model.architecture.future_tokens
+        bins_of, tokens = self._model.architecture.future_bins, self._steps
         draws = torch.from_numpy(uniform(seeds, tokens, PLAN_STREAM)).to(self.device)
         log_probs: list[Tensor] = []
 
@@ -246,7 +253,7 @@ class AlpamayoPolicy:
     def _denoise(
         self, batch: Batch, prefix: Prefix, seeds: NDArray[np.uint64], sampling: Sampling
     ) -> tuple[Tensor, Tensor | None, dict[str, NDArray[Any]]]:
-        """Plans [B,64,3], log-densities [B,S] (None where none is known) and trace."""
+        """Plans [B,64,3], log-densities [B,J] (None where none is known) and trace."""
         chain, shape = self._chain(sampling), (len(seeds), -1, self._model.future.action_space.waypoints, 2)
         velocity = (self._engine or self._model).velocity(prefix)
         coordinates = 2 * shape[2]
@@ -257,9 +264,10 @@ class AlpamayoPolicy:
             noise = normal(seeds, coordinates, PLAN_STREAM).reshape(shape)[:, 0] * sampling.temperature
             actions = euler(velocity, self._tensor(noise, np.float32), chain.steps)
         else:
-            noise = normal(seeds, (chain.steps + 1) * coordinates, PLAN_STREAM).reshape(shape)
-            x, log_prob = chain.sample(velocity, self._tensor(noise, np.float32))
-            actions, trace = x[:, -1], {"denoising": x.cpu().numpy()}
+            noise = normal(seeds, (chain.factors + 1) * coordinates, PLAN_STREAM).reshape(shape)
+            noise[:, 0] *= sampling.temperature
+            x, actions, log_prob = chain.sample(velocity, self._tensor(noise, np.float32))
+            trace = {"denoising": x.cpu().numpy()}
         speed = self._model.action_space.initial_speed(batch.history_xyz, batch.history_yaw)
         path = self._model.action_space.decode(actions, speed)
         return torch.cat([path.xy, path.yaw[..., None]], -1), log_prob, trace
@@ -333,7 +341,7 @@ class AlpamayoPolicy:
         return torch.where(reasoning >= 0, among.gather(-1, ids[..., None])[..., 0], 0.0)
 
     def _logits(self, batch: Batch, bins: Tensor, reasoning: Tensor | None) -> tuple[Tensor | None, Tensor]:
-        """Logits [B,R,V] of reasoning and [B,128,bins] of a plan, each token given those before; differentiable."""
+        """Logits [B,R,V] of reasoning and [B,J,bins] of J tokens of a plan, each given those before; differentiable."""
         architecture = self._model.architecture
         start = batch.input_ids.shape[1] - 1
         marker = torch.full((len(bins),), start, device=bins.device)
@@ -357,13 +365,13 @@ class AlpamayoPolicy:
         return self._tensor(np.asarray(decisions.trace["reasoning"])[rows], np.int64) if self._reasons else None
 
     def _chain(self, sampling: Sampling) -> Chain:
-        return Chain(self._model.denoising_steps, self._noise_level * sampling.temperature)
+        level = self._noise_level * sampling.temperature
+        return Chain(self._model.denoising_steps, level, self._noise_steps, self._decided)
 
     @property
     def _steps(self) -> int:
-        """Factors of a plan."""
-        model = self._model
-        return model.architecture.future_tokens if self._head == "tokens" else model.denoising_steps
+        """Factors of a plan's log-probability."""
+        return 2 * self._decided if self._head == "tokens" else self._chain(Sampling()).factors
 
     @property
     def _marker(self) -> int:
@@ -420,10 +428,10 @@ class AlpamayoPolicy:
         return self._engine.read(batch, features)
 
     def _token_loss(self, batch: Batch, xyz: Tensor, yaw: Tensor) -> Tensor:
-        bins = self._model.future.encode(batch.history_xyz, batch.history_yaw, xyz, yaw)
+        bins = self._model.future.encode(batch.history_xyz, batch.history_yaw, xyz, yaw)[:, : self._steps]
         _, logits = self._logits(batch, bins, None)
         each = nn.functional.cross_entropy(logits.flatten(0, 1), bins.flatten(), reduction="none")
-        return each.view_as(bins).mean(-1)
+        return each.unflatten(0, bins.shape).mean(-1)
 
     def _flow_loss(self, batch: Batch, xyz: Tensor, yaw: Tensor) -> Tensor:
         actions = self._model.action_space.encode(batch.history_xyz, batch.history_yaw, xyz, yaw)
