@@ -2,9 +2,10 @@
 
 A decision is written in up to two parts: reasoning (`reasoning_tokens`, free text up to `<|traj_future_start|>`), then
 the plan. `tokens`: 128 tokens (fewer with `decided_s`), each drawn among the future's bins only (an unconstrained
-completion need not be a plan at all). `expert`: ten denoising steps, each drawn (`action_expert.Chain`). `log_prob` has one factor a token of
-reasoning, then one a trajectory token or denoising step; `score` computes the same factors again from the trace: tokens
-by one forward over what was written, under the same temperature and top-p, and steps from the recorded chain.
+completion need not be a plan at all). `expert`: ten denoising steps, drawn (`action_expert.Chain`). `log_prob` has one
+factor a token of reasoning, then one a trajectory token or drawn step; `score` computes the same factors again from the
+trace: tokens by one forward over what was written, under the same temperature and top-p, and steps from the recorded
+chain.
 
 A batch is cut into forwards of exactly `rows` observations: a row's bits then do not depend on what stands beside it.
 All rows of a forward have the same words but for their histories, so nothing is padded.
@@ -111,9 +112,9 @@ class AlpamayoPolicy:
         """Plans [N,64,3].
 
         The trace has what `score` needs: `tokens` [N,J] i64 bins or `denoising` [N,F+1,64,2] f32, of F steps that are
-        drawn; `reasoning` [N,R] i64 ids (-1 behind the end); and `text`, a row of UTF-8 bytes each, markers included. A row with a number that
-        is not finite is decided once more, in another forward, then fails alone; one that was given such a number
-        fails at once.
+        drawn; `reasoning` [N,R] i64 ids (-1 behind the end); and `text`, a row of UTF-8 bytes each, markers included. A
+        row with a number that is not finite is decided once more, in another forward, then fails alone; one that was
+        given such a number fails at once.
         """
         decision = self._act(observations, seeds, sampling)
         known = _known(observations)
