@@ -70,7 +70,7 @@ class _Driving:
             graph acts; scores come from the plain model, whose numbers differ in the last bits.
         context: with engine graph, most tokens of prompt and completion together.
         rows: observations of one forward; a batch is cut into forwards of exactly this many, the last one padded, so
-            that a row's bits do not depend on its company.
+            that a row's bits do not depend on its company. On a GPU a score takes no more rows than there are.
 
     """
 
@@ -161,10 +161,11 @@ class _Released(_Driving):
     HUGGING_FACE: ClassVar[str]  # the release that a checkpoint is converted from, as kind/owner/name
 
     def preflight(self, config: Any, machine: Any) -> Iterable[Problem]:
-        """Whether the checkpoint is there and whole; reads names and headers only."""
-        from alpagym_alpamayo_r1.preflight import checkpoint_problems
+        """Whether the checkpoint is there and whole, and a GPU has room for it; reads config and headers only."""
+        from alpagym_alpamayo_r1.preflight import checkpoint_problems, memory_problems
 
-        return checkpoint_problems(self.model.path, self.HUGGING_FACE.removeprefix("models/"))
+        yield from checkpoint_problems(self.model.path, self.HUGGING_FACE.removeprefix("models/"))
+        yield from memory_problems(self, config, machine)
 
     def parameters(self) -> tuple[int, int] | None:
         """Trainable and frozen parameters, from the checkpoint's headers; None if they cannot be read."""

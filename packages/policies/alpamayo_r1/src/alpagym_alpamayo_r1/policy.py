@@ -66,6 +66,8 @@ class AlpamayoPolicy:
         self.spec: PolicySpec = config.spec()
         self.version = 0
         self.device = torch.device(device)
+        # A row's bits are its own on a CPU only, and a forward that is learned from takes 24 GB a row of a release.
+        self._on_cpu = self.device.type == "cpu"
         self.processor = processor
         self.module: nn.Module = model.to(self.device).eval()
         self._rows = config.rows
@@ -146,7 +148,7 @@ class AlpamayoPolicy:
                 key="policy.noise_level",
             )
         factors, entropies = [], []
-        for rows, batch in self._forwards(observations, len(decisions)):
+        for rows, batch in self._forwards(observations, len(decisions), whole=self._on_cpu):
             part = self._score_tokens if self._head == "tokens" else self._score_steps
             log_prob, entropy = part(batch, decisions, rows, sampling)
             factors.append(log_prob.float())
@@ -167,7 +169,7 @@ class AlpamayoPolicy:
         if self._reasons:
             raise ConfigError("must be 0 to imitate plans: they come without words", key="policy.reasoning_tokens")
         losses = []
-        for rows, batch in self._forwards(observations, len(target_plan_rig)):
+        for rows, batch in self._forwards(observations, len(target_plan_rig), whole=self._on_cpu):
             plan = self._tensor(target_plan_rig[rows], np.float32)
             xyz = torch.cat([plan[..., :2], torch.zeros_like(plan[..., :1])], -1)
             loss = self._token_loss if self._head == "tokens" else self._flow_loss
@@ -379,9 +381,9 @@ class AlpamayoPolicy:
         return self._model.architecture.marker_ids["future_start"]
 
     def _forwards(
-        self, observations: Observation, count: int, pixels: bool = True
+        self, observations: Observation, count: int, pixels: bool = True, whole: bool = True
     ) -> Iterator[tuple[NDArray[np.int64], Batch]]:
-        """Rows of each forward (the last row repeated to fill it up), and what the model reads of them."""
+        """Rows of each forward and what the model reads of them; if `whole`, the last row fills it up."""
         history, yaw = known_history(
             observations["ego_history_rig"],
             observations["ego_history_mask"],
@@ -389,7 +391,8 @@ class AlpamayoPolicy:
             self.spec.history_step_us * 1e-6,
         )
         for start in range(0, count, self._rows):
-            rows = np.minimum(np.arange(start, start + self._rows), count - 1)
+            end = start + self._rows if whole else min(start + self._rows, count)
+            rows = np.minimum(np.arange(start, end), count - 1)
             values, grid = self._pixels(observations, rows, pixels)
             batch = self.processor.prompts(self.layout, history[rows], yaw[rows], self._cameras, self._frames, grid)
             # All rows have the same words at the same places; the first one's positions are everyone's.
