@@ -212,6 +212,26 @@ def test_a_row_that_is_not_finite_fails_alone(head):
     np.testing.assert_array_equal(decision.plan_rig[0], whole.plan_rig[0])
 
 
+@pytest.mark.parametrize(
+    "options", [{"decided_s": 1.0, "reasoning_tokens": 2}, {"head": "expert"}], ids=["tokens", "expert"]
+)
+def test_a_row_of_which_the_model_makes_no_number_fails_alone(options):
+    # The embedding of a token that only the second row's history has is not finite: neither time it is decided.
+    policy = AlpamayoTinyConfig(rows=4, **options).build()
+    observation, seeds = example_observation(policy.spec, 3), np.arange(3, dtype=np.uint64)
+    whole = policy.act(observation, seeds, Sampling(temperature=0.6, top_p=0.98))
+    _, batch = next(policy._forwards(observation, 3))
+    own = set(batch.input_ids[1].tolist()) - {*batch.input_ids[0].tolist(), *batch.input_ids[2].tolist()}
+    with torch.no_grad():
+        policy.module.vlm.model.language_model.embed_tokens.weight[min(own)] = torch.nan
+    decision = policy.act(observation, seeds, Sampling(temperature=0.6, top_p=0.98))
+    assert decision.error.tolist() == [None, "the model gave numbers that are not finite, twice", None]
+    assert not decision.plan_rig[1].any()
+    for row in (0, 2):
+        np.testing.assert_array_equal(decision.plan_rig[row], whole.plan_rig[row])
+        np.testing.assert_array_equal(decision.log_prob[row], whole.log_prob[row])
+
+
 def test_reasoning_is_text_in_the_trace():
     policy = AlpamayoTinyConfig(reasoning_tokens=5, rows=2).build()
     decision = policy.act(example_observation(policy.spec, 2), np.arange(2, dtype=np.uint64), Sampling())
