@@ -191,6 +191,27 @@ def test_a_policy_with_the_engine_decides_the_same(head):
     np.testing.assert_allclose(scored, got.log_prob, atol=1e-2 if head == "expert" else 1e-3)
 
 
+@pytest.mark.parametrize("cameras", [[], ["front_wide_120fov"]])
+def test_samples_of_one_scene_read_its_prompt_once(cameras):
+    options = {"cameras": cameras, "frames": 2, "decided_s": 1.0, "engine": "graph", "context": 512, "rows": 6}
+    policy = AlpamayoTinyConfig(**options).build()
+    two = example_observation(policy.spec, 2)
+    scene = np.array([0, 0, 1, 0, 1, 0])
+    observation = {name: values[scene] for name, values in two.items()}
+    seeds, sampling = np.arange(6, dtype=np.uint64), Sampling(temperature=0.6, top_p=0.98)
+    decision = policy.act(observation, seeds, sampling)
+    assert policy.prompts_read == 2
+    alone = AlpamayoTinyConfig(**options | {"engine": "eager"}).build().act(observation, seeds, sampling)
+    np.testing.assert_array_equal(decision.trace["tokens"], alone.trace["tokens"])
+    np.testing.assert_allclose(decision.log_prob, alone.log_prob, atol=1e-3)
+    assert len(np.unique(decision.trace["tokens"], axis=0)) == 6
+    if cameras:
+        # Pictures without an id may be any: each row is read.
+        observation["camera_front_wide_120fov_frame_id"][:] = 0
+        policy.act(observation, seeds, sampling)
+        assert policy.prompts_read == 2 + 6
+
+
 def test_pictures_that_would_be_resized_are_refused_by_the_engine():
     with pytest.raises(ConfigError, match="policy.height"):
         AlpamayoTinyConfig(cameras=["front_wide_120fov"], height=60, engine="graph").build()

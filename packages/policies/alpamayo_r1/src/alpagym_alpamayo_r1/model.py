@@ -52,6 +52,11 @@ class Prefix:
     next_position: Tensor
     logits: Tensor
 
+    def take(self, rows: Tensor) -> Prefix:
+        """Some rows, each as often as it is named."""
+        cache = compat.rows_of_cache(self.cache, rows)
+        return Prefix(cache, self.valid[rows], self.next_position[rows], self.logits[rows])
+
 
 @dataclass(frozen=True)
 class LanguageLoss:

@@ -65,6 +65,7 @@ class AlpamayoPolicy:
     def __init__(self, config: Config, model: AlpamayoModel, processor: Processor, device: str = "cpu") -> None:
         self.spec: PolicySpec = config.spec()
         self.version = 0
+        self.prompts_read = 0  # by the engine
         self.device = torch.device(device)
         # A row's bits are its own on a CPU only, and a forward that is learned from takes 24 GB a row of a release.
         self._on_cpu = self.device.type == "cpu"
@@ -422,14 +423,29 @@ class AlpamayoPolicy:
         return stacked.reshape(-1, *stacked.shape[3:])
 
     def _read(self, batch: Batch, observations: Observation, rows: NDArray[np.int64]) -> Prefix:
-        """Read prompts to act on."""
+        """Read prompts to act on; the engine reads one that several samples are drawn from once."""
         if self._engine is None:
             return self._model.read(batch)
-        features = None
+        words = batch.input_ids.cpu().numpy().astype(np.uint64)
+        pictures = frame_ids = None
         if self._seen is not None:
-            pictures = self._pictures(observations, rows)
-            features = self._seen.features(pictures, self._pictures(observations, rows, "_frame_id"), self.version)
-        return self._engine.read(batch, features)
+            pictures, frame_ids = (self._pictures(observations, rows, name) for name in ("", "_frame_id"))
+            shown = frame_ids.reshape(len(rows), -1)
+            # Frames without an id are told apart by their row.
+            words = np.concatenate([words, shown, np.where((shown == 0).any(1), rows + 1, 0)[:, None]], 1)
+        _, first, which = np.unique(words, axis=0, return_index=True, return_inverse=True)
+        several = len(first) < len(rows)
+        if not several:
+            first = np.arange(len(rows))
+        features = None
+        if self._seen is not None and pictures is not None and frame_ids is not None:
+            own = np.arange(len(pictures)).reshape(len(rows), -1)[first].ravel()
+            features = self._seen.features(pictures[own], frame_ids[own], self.version)
+        self.prompts_read += len(first)
+        if not several:
+            return self._engine.read(batch, features)
+        prefix = self._engine.read(batch.take(torch.from_numpy(first).to(self.device)), features)
+        return prefix.take(torch.from_numpy(which.ravel()).to(self.device))
 
     def _token_loss(self, batch: Batch, xyz: Tensor, yaw: Tensor) -> Tensor:
         bins = self._model.future.encode(batch.history_xyz, batch.history_yaw, xyz, yaw)[:, : self._steps]
