@@ -1,6 +1,7 @@
 """What a tick of an Alpamayo-sized policy costs on one GPU, whole and by part. Random weights, made on the device.
 
-    python benchmarks/vla.py [--rows 8] [--reasoning 32] [--repeats 5] [--eager] [--out FILE]
+    python benchmarks/vla.py [--rows 8] [--reasoning 32] [--repeats 5] [--eager] [--profile FILE] [--out FILE]
+    python benchmarks/vla.py --learn [--rows 8] [--memory-gb 80] [--out FILE]
 
 The backbone is Qwen3-VL-8B's; of the action expert only the total of 10 billion is published: 36 layers of 2,048 and
 6,144 are assumed. 4 cameras × 4 frames of 320 × 576 px, prompts of about 3,000 tokens.
@@ -77,6 +78,70 @@ def busy_share(function: Callable[[], Any]) -> float:
     return float(busy_us / wall_us)
 
 
+def kernels(function: Callable[[], Any], most: int = 12) -> str:
+    """The kernels that take most of a call's GPU time: ms, share, launches, name."""
+    from torch.profiler import ProfilerActivity, profile
+
+    function()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        function()
+        torch.cuda.synchronize()
+    events = [event for event in recorded.key_averages() if not event.is_user_annotation]
+    events.sort(key=lambda event: -event.self_device_time_total)
+    total = sum(event.self_device_time_total for event in events) or 1.0
+    rows = [
+        f"{event.self_device_time_total / 1e3:9.3f} {100.0 * event.self_device_time_total / total:5.1f} % "
+        f"{event.count:6d}  {event.key[:90]}"
+        for event in events[:most]
+    ]
+    return "\n".join([f"{total / 1e3:9.3f} ms of kernels", *rows])
+
+
+def learn(model: AlpamayoModel, processor: Processor, rows: int) -> dict[str, float]:
+    """Act and learn in turns as experiment=alpamayo_1_5_clrl_test_run does; times, and memory beside its plan."""
+    from alpagym_alpamayo_r1.memory import Use, memory_plan
+    from alpagym_runtime.deploy_config import LoraSection
+    from alpagym_runtime.trainers.lora import add_adapters
+
+    config = Alpamayo15Config(head="tokens", rows=rows, engine="graph", context=3584, decided_s=2.0)
+    policy = AlpamayoPolicy(config, model, processor, "cuda")
+    add_adapters(policy.module, LoraSection(rank=16, alpha=32.0, targets=["vlm.model.language_model.*"]), seed=1)
+    trained = [p for p in policy.module.parameters() if p.requires_grad]
+    optimiser = torch.optim.Adam(trained, lr=1e-4)
+    observation = example_observation(config.spec(), rows)
+    seeds, sampling = np.arange(rows, dtype=np.uint64), Sampling(temperature=0.6, top_p=0.98)
+    pictures = 2 * rows * len(config.cameras) * config.frames
+    use = Use(rows, config.context, pictures, config.height * config.width // 32**2, static_cache=True,
+              trained=sum(p.numel() for p in trained))  # fmt: skip
+    found = {f"plan, {name}, GB": size / 1e9 for name, size in memory_plan(model.architecture, use).items()}
+    one = {name: values[:1] for name, values in observation.items()}
+
+    def step(decision: Any) -> float:
+        score = policy.score(one, decision.take(np.arange(1)), sampling)
+        (-score.log_prob.sum()).backward()
+        optimiser.step()
+        optimiser.zero_grad()
+        return float(score.log_prob.detach().sum())
+
+    before = policy.act(observation, seeds, sampling)
+    found["peak of acting, GB"] = torch.cuda.max_memory_allocated() / 1e9
+    first = step(before)
+    ratio = first - float(before.log_prob[0].sum())
+    found["peak of acting and learning, GB"] = torch.cuda.max_memory_allocated() / 1e9
+    found["reserved, GB"] = torch.cuda.max_memory_reserved() / 1e9
+    found["log ratio before a step"] = ratio
+    found["a decision learned from, ms"] = milliseconds(lambda: step(before), 5)
+    found["log-probability gained by 7 steps"] = step(before) - first
+    after = policy.act(observation, seeds, sampling)  # graphs read the adapters that were stepped
+    found["tokens that changed, %"] = 100.0 * float((after.trace["tokens"] != before.trace["tokens"]).mean())
+    found["log ratio after the steps"] = step(after) - float(after.log_prob[0].sum())
+    found["tick, head tokens, 40 of a plan, ms"] = milliseconds(lambda: policy.act(observation, seeds, sampling), 3)
+    for name, value in found.items():
+        print(f"{name:48} {value:10.3f}", flush=True)
+    return found
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -84,9 +149,20 @@ def main() -> None:
     parser.add_argument("--reasoning", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--eager", action="store_true", help="also without the engine")
+    parser.add_argument("--profile", type=Path, help="write each part's kernels there")
+    parser.add_argument("--learn", action="store_true", help="act, and step on one decision at a time, by adapters")
+    parser.add_argument("--memory-gb", type=float, default=0.0, help="take no more of the GPU's memory")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    if options.memory_gb:
+        whole = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(options.memory_gb * 1e9 / whole, 1.0))
     model, processor = full_size()
+    if options.learn:
+        found = learn(model, processor, options.rows)
+        if options.out:
+            options.out.write_text(json.dumps(found, indent=1))
+        return
     results: dict[str, Any] = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -148,6 +224,15 @@ def main() -> None:
         velocity = engine.velocity(prefix)
         noise, clock = torch.randn(options.rows, 64, 2, device="cuda"), torch.zeros(options.rows, device="cuda")
         show("expert step, ms", milliseconds(lambda: velocity(noise, clock), 20))
+        if options.profile:
+            parts: dict[str, Callable[[], Any]] = {
+                "vision, 16 pictures": lambda: engine.see(batch.pixel_values, batch.image_grid_thw),
+                "prefill": lambda: engine.read(batch, features),
+                "decode step": engine._decode,
+                "expert step": lambda: velocity(noise, clock),
+            }
+            options.profile.write_text("\n\n".join(f"{name}\n{kernels(part)}" for name, part in parts.items()))
+            velocity = engine.velocity(prefix)  # `read` and `_decode` went over its cache
         ids = torch.zeros(options.rows, options.reasoning + 1, dtype=torch.long, device="cuda")
         show("reading the reasoning again, ms", milliseconds(lambda: model.extend(prefix, ids, ids == 0), 5))
         # The engine against the plain model: largest difference of logits in bfloat16.

@@ -91,8 +91,8 @@ def test_preflight_of_any_experiment_imports_no_torch(tmp_path):
     code = (
         "import sys\nfrom alpagym_host.compose import compose\nfrom alpagym_host.preflight import preflight\n"
         "from alpagym_runtime.machine import Machine\n"
-        "for name in ('alpamayo_1_5_local_2gpu_smoke', 'smoke', 'alpamayo_1_5_slurm_template'):\n"
-        "    preflight(compose([f'experiment={name}']), 'train', Machine())\n"
+        "for name in ('local_2gpu_smoke', 'clrl_test_run', 'slurm_template'):\n"
+        "    preflight(compose([f'experiment=alpamayo_1_5_{name}']), 'train', Machine())\n"
         "print(sorted({'torch', 'transformers', 'grpc', 'wandb'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -320,3 +320,46 @@ def test_a_team_that_cannot_be_is_named(words, key, remedy):
 
 def test_a_team_on_cpus_needs_nothing():
     assert not found("policy=waypoint_actors", "topology.processes=2")
+
+
+# ---------------------------------------------------------------- room on a GPU
+
+
+def released_sizes(folder):
+    """The config of a checkpoint of 1.5's size, and the headers of its language model's linear layers; no weights."""
+    from alpagym_alpamayo_r1.tiny import TinySize, make_config, make_tokenizer
+    from alpagym_alpamayo_r1.vocabulary import MARKERS_1_5
+
+    config = make_config(make_tokenizer(MARKERS_1_5, 4000), TinySize())
+    del config["vlm_config"]
+    config |= {"vlm_name_or_path": "nvidia/Cosmos-Reason2-8B", "vocab_size": 155_697, "model_dtype": "bfloat16"}
+    config |= {"expert_cfg": {"hidden_size": 2048, "intermediate_size": 6144}}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    shapes = {"self_attn.q_proj": (4096, 4096), "self_attn.k_proj": (1024, 4096), "self_attn.v_proj": (1024, 4096),
+              "self_attn.o_proj": (4096, 4096), "mlp.gate_proj": (12288, 4096), "mlp.up_proj": (12288, 4096),
+              "mlp.down_proj": (4096, 12288)}  # fmt: skip
+    header, end = {}, 0
+    for layer in range(36):
+        for name, (rows, columns) in shapes.items():
+            begin, end = end, end + 2 * rows * columns
+            key = f"vlm.model.language_model.layers.{layer}.{name}.weight"
+            header[key] = {"dtype": "BF16", "shape": [rows, columns], "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)  # a hole: no block of it is on the disk
+    return folder
+
+
+def test_closed_loop_training_is_planned_for_80_gb(good_tools, tmp_path):
+    words = ("experiment=alpamayo_1_5_clrl_test_run", f"policy.model.path={released_sizes(tmp_path / 'model')}")
+    good_tools("nvidia-smi", "echo '0, GPU-0a, NVIDIA H100 80GB HBM3, 81559, 570.1'")
+    assert found(*words) == {}
+    # Four decisions at a time keep four times the activations of one, 24 GB each.
+    message = found(*words, "trainer.micro_batch=4")["policy.rows"].message
+    assert re.search(r"the run needs 1\d\d\.\d GB of a GPU \(weights 2\d\.\d, .*\); the smallest has 85\.5 GB", message)
+    # All weights in place of adapters: gradients and two moments of 8.8 billion in bfloat16 are 53 GB more.
+    assert "gradients and moments 5" in found(*words, "learner.lora=null")["policy.rows"].message
+    good_tools("nvidia-smi", "echo '0, GPU-0a, NVIDIA A100-SXM4-40GB, 40960, 570.1'")
+    assert "the smallest has 42.9 GB" in found(*words)["policy.rows"].message

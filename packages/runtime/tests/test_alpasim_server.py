@@ -416,6 +416,17 @@ def test_the_oldest_frame_stands_in_for_what_is_missing():
     assert (policy.seen[0]["camera_front"][0] == policy.seen[0]["camera_front"][1]).all()
 
 
+def test_a_camera_has_its_name_without_the_prefix_too():
+    policy = Watcher(PolicySpec(cameras={"front_wide_120fov": (16, 16)}))
+    with serving(policy) as driver:
+        client = Client(driver, ("camera_front_wide_120fov", "camera_rear")).start()
+        client.image("camera_front_wide_120fov", NOW - 10, picture("s", "front", 0, 16, 16, "jpeg"))
+        client.pose(NOW)
+        client.drive(NOW)
+        client.close()
+    assert policy.seen[0]["camera_front_wide_120fov_frame_id"][0] > 0
+
+
 def test_frames_that_nobody_will_see_are_not_decoded():
     # 17 ticks of warm-up pictures, then 5 drives at half the frame rate: 1 + 5 of 28 are seen (one a drive).
     policy = Watcher(PolicySpec(cameras={"front": (16, 16)}))

@@ -201,6 +201,7 @@ def test_mounts_in_a_config_are_checked_and_come_back():
     data = {"mounts": {"nose": {"fov_deg": 70.0, "z_m": 0.7}}, "weather": "fog"}
     config = build_section(CamerasConfig, data, "simulator.cameras")
     assert config.mount("nose") == MountConfig(fov_deg=70.0, z_m=0.7)
+    assert config.mount("front_tele_30fov") == config.mount("camera_front_tele_30fov")
     assert build_section(CamerasConfig, asdict(config), "simulator.cameras") == config
     with pytest.raises(ConfigError, match=r"simulator\.cameras\.mounts\.nose\.fov_dg"):
         build_section(CamerasConfig, {"mounts": {"nose": {"fov_dg": 70.0}}}, "simulator.cameras")

@@ -13,7 +13,9 @@ from alpagym_alpamayo_r1.prompt import LAYOUTS
 from alpagym_alpamayo_r1.tiny import example_drive, make_tiny
 from alpagym_alpamayo_r1.vision_cache import VisionCache
 from alpagym_plugins import ConfigError
+from alpagym_runtime.deploy_config import LoraSection
 from alpagym_runtime.testing.examples import example_observation
+from alpagym_runtime.trainers.lora import add_adapters
 from alpagym_runtime.types import Sampling
 
 
@@ -94,6 +96,26 @@ def test_the_engine_reads_weights_that_are_loaded_later(prompts):
         assert torch.equal(engine.write(prefix, greedy, 8), other.write(prefix, greedy, 8))
 
 
+def test_the_engine_reads_adapters_that_are_added_later(prompts):
+    _, batch = prompts
+    model, _ = make_tiny(seed=3)
+    engine, before = GraphEngine(model, 2, 400), {}
+    add_adapters(model, LoraSection(rank=2, alpha=4.0, targets=["*"]), seed=1)
+    noise, time = torch.randn(2, 64, 2, generator=torch.Generator().manual_seed(1)), torch.zeros(2)
+    with torch.no_grad():
+        prefix = model.read(batch)
+        before = {"tokens": engine.write(prefix, greedy, 8), "velocity": engine.velocity(prefix)(noise, time)}
+        for name, parameter in model.named_parameters():
+            if name.endswith("lora_up"):
+                parameter.normal_(std=0.3, generator=torch.Generator().manual_seed(len(name)))
+        prefix = model.read(batch)
+        assert torch.equal(engine.write(prefix, greedy, 8), model.write(prefix, greedy, 8))
+        velocity = engine.velocity(prefix)(noise, time)
+        np.testing.assert_allclose(velocity, model.velocity(prefix)(noise, time), atol=1e-4)
+    assert not torch.equal(engine.write(prefix, greedy, 8), before["tokens"])
+    assert (velocity - before["velocity"]).abs().max() > 0.01
+
+
 def test_too_small_a_context_is_refused(prompts):
     model, batch = prompts
     length = batch.input_ids.shape[1]
@@ -167,6 +189,27 @@ def test_a_policy_with_the_engine_decides_the_same(head):
     np.testing.assert_allclose(got.log_prob, expected.log_prob, atol=1e-2 if head == "expert" else 1e-3)
     scored = quick.score(observation, got, sampling).log_prob.detach().numpy()
     np.testing.assert_allclose(scored, got.log_prob, atol=1e-2 if head == "expert" else 1e-3)
+
+
+@pytest.mark.parametrize("cameras", [[], ["front_wide_120fov"]])
+def test_samples_of_one_scene_read_its_prompt_once(cameras):
+    options = {"cameras": cameras, "frames": 2, "decided_s": 1.0, "engine": "graph", "context": 512, "rows": 6}
+    policy = AlpamayoTinyConfig(**options).build()
+    two = example_observation(policy.spec, 2)
+    scene = np.array([0, 0, 1, 0, 1, 0])
+    observation = {name: values[scene] for name, values in two.items()}
+    seeds, sampling = np.arange(6, dtype=np.uint64), Sampling(temperature=0.6, top_p=0.98)
+    decision = policy.act(observation, seeds, sampling)
+    assert policy.prompts_read == 2
+    alone = AlpamayoTinyConfig(**options | {"engine": "eager"}).build().act(observation, seeds, sampling)
+    np.testing.assert_array_equal(decision.trace["tokens"], alone.trace["tokens"])
+    np.testing.assert_allclose(decision.log_prob, alone.log_prob, atol=1e-3)
+    assert len(np.unique(decision.trace["tokens"], axis=0)) == 6
+    if cameras:
+        # Pictures without an id may be any: each row is read.
+        observation["camera_front_wide_120fov_frame_id"][:] = 0
+        policy.act(observation, seeds, sampling)
+        assert policy.prompts_read == 2 + 6
 
 
 def test_pictures_that_would_be_resized_are_refused_by_the_engine():

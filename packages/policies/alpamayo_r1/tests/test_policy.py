@@ -10,8 +10,10 @@ from alpagym_alpamayo_r1.action_expert import Chain
 from alpagym_alpamayo_r1.config import Alpamayo1Config, Alpamayo15Config, AlpamayoTinyConfig
 from alpagym_alpamayo_r1.policy import known_history
 from alpagym_plugins import ConfigError
+from alpagym_runtime.deploy_config import LoraSection
 from alpagym_runtime.testing.conformance import TrainablePolicyConformance
 from alpagym_runtime.testing.examples import example_observation
+from alpagym_runtime.trainers.lora import add_adapters
 from alpagym_runtime.types import ImitatingPolicy, Sampling
 
 
@@ -108,19 +110,93 @@ def test_the_chain_keeps_the_distribution_of_the_flow():
 
     noise = torch.randn(4000, 201, 1, 1, generator=torch.Generator().manual_seed(1))
     for level in (0.3, 1.0):
-        x, log_prob = Chain(200, level).sample(velocity, noise)
-        # Standard errors: 0.5 / sqrt(4000) = 0.008 of the mean, 0.0056 of the deviation.
-        assert x[:, -1].mean() == pytest.approx(3.0, abs=0.03)
-        assert x[:, -1].std() == pytest.approx(0.5, abs=0.025)
-        assert torch.equal(Chain(200, level).log_prob(velocity, x), log_prob)
+        for drawn in (None, 60):
+            chain = Chain(200, level, drawn)
+            x, end, log_prob = chain.sample(velocity, noise[:, : chain.factors + 1])
+            # Standard errors: 0.5 / sqrt(4000) = 0.008 of the mean, 0.0056 of the deviation.
+            assert end.mean() == pytest.approx(3.0, abs=0.03)
+            assert end.std() == pytest.approx(0.5, abs=0.025)
+            assert log_prob.shape == (4000, drawn or 200)
+            assert torch.equal(chain.log_prob(velocity, x), log_prob)
 
 
 def test_the_density_of_a_step():
     # One step from x = 1 with v = 2, level 0.5: t = 0, dt = 1, mean = 1 + 2 - 0.125 · 1 = 2.875, std = 0.5. Noise 1:
     # x_1 = 3.375, log-density = -1/2 - ln 0.5 - ln(2 pi) / 2 = -0.72579.
-    x, log_prob = Chain(1, 0.5).sample(lambda x, t: torch.full_like(x, 2.0), torch.ones(1, 2, 1, 1))
-    assert x[0, 1].item() == pytest.approx(3.375)
+    x, end, log_prob = Chain(1, 0.5).sample(lambda x, t: torch.full_like(x, 2.0), torch.ones(1, 2, 1, 1))
+    assert x[0, 1].item() == end.item() == pytest.approx(3.375)
     assert log_prob.item() == pytest.approx(-0.72579, abs=1e-5)
+    # Three way-points of two coordinates, the first two counted: four such densities.
+    _, _, log_prob = Chain(1, 0.5, counted=2).sample(lambda x, t: torch.full_like(x, 2.0), torch.ones(1, 2, 3, 2))
+    assert log_prob.item() == pytest.approx(4 * -0.72579, abs=1e-5)
+
+
+def test_what_follows_the_drawn_steps_is_certain():
+    # From x = 1, v = 2, two steps of 1/2, level 0.5, noise 1, one drawn: mean = 1 + 0.5 (2 - 0.125) = 1.9375,
+    # std = 0.5 sqrt 0.5 = 0.35355, x_1 = 2.29105; then 0.5 · 2 more: 3.29105. Density: -1/2 - ln 0.35355 - 0.91894.
+    x, end, log_prob = Chain(2, 0.5, 1).sample(lambda x, t: torch.full_like(x, 2.0), torch.ones(1, 2, 1, 1))
+    assert x[0, 1].item() == pytest.approx(2.29105, abs=1e-5)
+    assert end.item() == pytest.approx(3.29105, abs=1e-5)
+    assert log_prob.tolist() == [pytest.approx([-0.37922], abs=1e-5)]
+
+
+def test_tokens_of_the_first_seconds_can_be_a_plan():
+    # Of 6.4 s, 2 s: 20 way-points of two tokens, those of the whole plan; behind them speed and curvature stay.
+    whole, part = AlpamayoTinyConfig(rows=2).build(), AlpamayoTinyConfig(rows=2, decided_s=2.0).build()
+    observation, seeds = example_observation(whole.spec, 2), np.arange(2, dtype=np.uint64)
+    a, b = whole.act(observation, seeds, Sampling()), part.act(observation, seeds, Sampling())
+    np.testing.assert_array_equal(b.trace["tokens"], a.trace["tokens"][:, :40])
+    np.testing.assert_array_equal(b.log_prob, a.log_prob[:, :40])
+    np.testing.assert_allclose(b.plan_rig[:, :20], a.plan_rig[:, :20], rtol=1e-6)
+    steps = np.diff(b.plan_rig[:, 20:], axis=1)
+    length, turn = np.hypot(steps[..., 0], steps[..., 1]), (steps[..., 2] + np.pi) % (2 * np.pi) - np.pi
+    np.testing.assert_allclose(length, np.broadcast_to(length[:, :1], length.shape), rtol=1e-4)
+    np.testing.assert_allclose(turn, np.broadcast_to(turn[:, :1], turn.shape), atol=1e-5)
+    np.testing.assert_allclose(part.score(observation, b, Sampling()).log_prob.detach(), b.log_prob, atol=1e-6)
+
+
+def test_some_steps_and_some_way_points_of_the_expert_count():
+    # Three of ten steps, 20 of 64 way-points: the plan is the same as with all way-points, the density is of fewer.
+    options = {"head": "expert", "rows": 2, "noise_steps": 3}
+    whole, part = AlpamayoTinyConfig(**options).build(), AlpamayoTinyConfig(**options, decided_s=2.0).build()
+    observation, seeds = example_observation(whole.spec, 2), np.arange(2, dtype=np.uint64)
+    a, b = whole.act(observation, seeds, Sampling()), part.act(observation, seeds, Sampling())
+    assert a.trace["denoising"].shape == (2, 4, 64, 2)
+    assert b.log_prob.shape == (2, 3)
+    np.testing.assert_array_equal(a.plan_rig, b.plan_rig)
+    assert (np.abs(b.log_prob) < np.abs(a.log_prob)).all()
+    np.testing.assert_allclose(part.score(observation, b, Sampling()).log_prob.detach(), b.log_prob, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"head": "expert", "train_backbone": True}], ids=["tokens", "expert"])
+def test_adapters_count_in_acting_and_scoring(options):
+    policy = AlpamayoTinyConfig(rows=2, reasoning_tokens=3, decided_s=1.0, **options).build()
+    observation, seeds = example_observation(policy.spec, 2), np.arange(2, dtype=np.uint64)
+    plain = policy.act(observation, seeds, Sampling())
+    add_adapters(policy.module, LoraSection(rank=2, alpha=4.0, targets=["*"]), seed=1)
+    with torch.no_grad():
+        for name, parameter in policy.module.named_parameters():
+            if name.endswith("lora_up"):
+                parameter.normal_(std=0.3, generator=torch.Generator().manual_seed(len(name)))
+    decision = policy.act(observation, seeds, Sampling())
+    score = policy.score(observation, decision, Sampling())
+    np.testing.assert_allclose(score.log_prob.detach(), decision.log_prob, atol=1e-5)
+    assert np.abs(decision.log_prob - plain.log_prob).max() > 0.1
+    score.log_prob.sum().backward()
+    learns = {name for name, p in policy.module.named_parameters() if p.grad is not None and p.grad.any()}
+    assert learns
+    assert all("lora_" in name for name in learns)
+    assert any(name.startswith("vlm.lm_head") for name in learns)
+
+
+def test_scores_are_those_of_the_module_that_is_set():
+    # The KL to a reference, and weights that are spread over a team, are scored by exchanging the module.
+    policy, other = AlpamayoTinyConfig(decided_s=1.0).build(), AlpamayoTinyConfig(decided_s=1.0, seed=1).build()
+    observation = example_observation(policy.spec, 2)
+    decision = policy.act(observation, np.arange(2, dtype=np.uint64), Sampling())
+    expected = other.score(observation, decision, Sampling()).log_prob
+    policy.module = other.module
+    assert torch.equal(policy.score(observation, decision, Sampling()).log_prob, expected)
 
 
 @pytest.mark.parametrize("head", ["tokens", "expert"])
@@ -134,6 +210,26 @@ def test_a_row_that_is_not_finite_fails_alone(head):
     assert decision.error[0] is None
     assert "not finite" in decision.error[1]
     np.testing.assert_array_equal(decision.plan_rig[0], whole.plan_rig[0])
+
+
+@pytest.mark.parametrize(
+    "options", [{"decided_s": 1.0, "reasoning_tokens": 2}, {"head": "expert"}], ids=["tokens", "expert"]
+)
+def test_a_row_of_which_the_model_makes_no_number_fails_alone(options):
+    # The embedding of a token that only the second row's history has is not finite: neither time it is decided.
+    policy = AlpamayoTinyConfig(rows=4, **options).build()
+    observation, seeds = example_observation(policy.spec, 3), np.arange(3, dtype=np.uint64)
+    whole = policy.act(observation, seeds, Sampling(temperature=0.6, top_p=0.98))
+    _, batch = next(policy._forwards(observation, 3))
+    own = set(batch.input_ids[1].tolist()) - {*batch.input_ids[0].tolist(), *batch.input_ids[2].tolist()}
+    with torch.no_grad():
+        policy.module.vlm.model.language_model.embed_tokens.weight[min(own)] = torch.nan
+    decision = policy.act(observation, seeds, Sampling(temperature=0.6, top_p=0.98))
+    assert decision.error.tolist() == [None, "the model gave numbers that are not finite, twice", None]
+    assert not decision.plan_rig[1].any()
+    for row in (0, 2):
+        np.testing.assert_array_equal(decision.plan_rig[row], whole.plan_rig[row])
+        np.testing.assert_array_equal(decision.log_prob[row], whole.log_prob[row])
 
 
 def test_reasoning_is_text_in_the_trace():
@@ -199,6 +295,8 @@ def test_released_policies_need_a_path():
         ({"cameras": ["front_wide_120fov", "cross_left_120fov"]}, "cameras"),
         ({"hidden": 20}, "hidden"),
         ({"frames": 0}, "frames"),
+        ({"noise_steps": 0}, "noise_steps"),
+        ({"decided_s": 6.5}, "decided_s"),
     ],
 )
 def test_wrong_options_name_their_key(values, key):

@@ -96,17 +96,17 @@ Velocity = Callable[[Tensor, Tensor], Tensor]
 """(x_t [B,T,D], t [B]) to dx/dt [B,T,D]."""
 
 
-def euler(velocity: Velocity, noise: Tensor, steps: int) -> Tensor:
-    """Actions [B,T,D] f32 from noise [B,T,D] at t = 0, by equal Euler steps to t = 1."""
+def euler(velocity: Velocity, noise: Tensor, steps: int, first: int = 0) -> Tensor:
+    """Actions [B,T,D] f32 from noise [B,T,D] at t = 0, by equal Euler steps to t = 1; or from x at step `first`."""
     x, dt = noise.float(), 1.0 / steps
-    for k in range(steps):
+    for k in range(first, steps):
         x = x + dt * velocity(x, torch.full((len(x),), k * dt, device=x.device)).float()
     return x
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Denoising by `steps` steps that are drawn, x_0 … x_S: x_(k+1) ~ N(mean_k(x_k), std_k²) a coordinate.
+    """Denoising by S steps, of which the first F are drawn, x_0 … x_F: x_(k+1) ~ N(mean_k(x_k), std_k²) a coordinate.
 
     The flow dx = v dt keeps its marginals when noise of variance g² dt comes in and the drift gets g²/2 times the
     score, which at x_t = t x + (1 - t) noise is -(x_t - t v) / (1 - t). With g² = level² (1 - t) nothing divides by 0
@@ -115,44 +115,54 @@ class Chain:
     Attributes:
         steps: S.
         level: of the noise, > 0; towards 0 the chain becomes `euler`.
+        drawn: F; None: all. The others are Euler steps: certain, given x_F, so nothing is lost by not scoring them.
+        counted: way-points whose coordinates count in the density; None: all.
 
     """
 
     steps: int
     level: float
+    drawn: int | None = None
+    counted: int | None = None
 
-    def sample(self, velocity: Velocity, noise: Tensor) -> tuple[Tensor, Tensor]:
+    @property
+    def factors(self) -> int:
+        """F."""
+        return self.steps if self.drawn is None else min(self.drawn, self.steps)
+
+    def sample(self, velocity: Velocity, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Draw a chain.
 
         Args:
             velocity: the expert.
-            noise: [B,S+1,T,D] standard normal; the first is x_0.
+            noise: [B,F+1,T,D] standard normal; the first is x_0.
 
         Returns:
-            x [B,S+1,T,D] f32 and the log-density [B,S] f64 of each step.
+            x [B,F+1,T,D] f32, actions [B,T,D] f32, and the log-density [B,F] f64 of each step.
 
         """
         x = [noise[:, 0].float()]
         log_prob = []
-        for k in range(self.steps):
+        for k in range(self.factors):
             mean, std = self._step(velocity, x[-1], k)
             x.append((mean + std * noise[:, k + 1].double()).float())
-            log_prob.append(_log_density(x[-1], mean, std))
-        return torch.stack(x, 1), torch.stack(log_prob, 1)
+            log_prob.append(self._log_density(x[-1], mean, std))
+        actions = euler(velocity, x[-1], self.steps, self.factors)
+        return torch.stack(x, 1), actions, torch.stack(log_prob, 1)
 
     def log_prob(self, velocity: Velocity, x: Tensor) -> Tensor:
-        """Log-density [B,S] f64 of the steps of chains [B,S+1,T,D]; differentiable in the expert's weights."""
+        """Log-density [B,F] f64 of the steps of chains [B,F+1,T,D]; differentiable in the expert's weights."""
         factors = []
-        for k in range(self.steps):
+        for k in range(self.factors):
             mean, std = self._step(velocity, x[:, k], k)
-            factors.append(_log_density(x[:, k + 1], mean, std))
+            factors.append(self._log_density(x[:, k + 1], mean, std))
         return torch.stack(factors, 1)
 
     @property
     def entropy(self) -> float:
-        """Differential entropy of a coordinate of a step, nat, averaged over the steps; a constant of the schedule."""
-        stds = [self.level * math.sqrt((1.0 - k / self.steps) / self.steps) for k in range(self.steps)]
-        return sum(0.5 * math.log(2.0 * math.pi * math.e * std * std) for std in stds) / self.steps
+        """Differential entropy of a coordinate of a step, nat, averaged over the steps that are drawn; a constant."""
+        stds = [self.level * math.sqrt((1.0 - k / self.steps) / self.steps) for k in range(self.factors)]
+        return sum(0.5 * math.log(2.0 * math.pi * math.e * std * std) for std in stds) / self.factors
 
     def _step(self, velocity: Velocity, x: Tensor, k: int) -> tuple[Tensor, float]:
         """Mean [B,T,D] f64 and standard deviation of step k."""
@@ -161,11 +171,10 @@ class Chain:
         mean = x.double() + dt * (v - 0.5 * self.level**2 * (x.double() - t * v))
         return mean, self.level * math.sqrt((1.0 - t) * dt)
 
-
-def _log_density(x: Tensor, mean: Tensor, std: float) -> Tensor:
-    """[B] log-density of x [B,T,D] f32 under independent Gaussians."""
-    z = (x.double() - mean) / std
-    return (-0.5 * z * z - math.log(std) - 0.5 * math.log(2.0 * math.pi)).sum((-2, -1))
+    def _log_density(self, x: Tensor, mean: Tensor, std: float) -> Tensor:
+        """[B] log-density of x [B,T,D] f32 under independent Gaussians, of the way-points that count."""
+        z = ((x.double() - mean) / std)[:, : self.counted]
+        return (-0.5 * z * z - math.log(std) - 0.5 * math.log(2.0 * math.pi)).sum((-2, -1))
 
 
 def training_times(uniform: Tensor) -> Tensor:

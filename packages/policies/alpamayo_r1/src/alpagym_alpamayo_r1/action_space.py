@@ -97,14 +97,17 @@ class UnicycleActionSpace:
     # ---------------------------------------------------------------- decoding
 
     def decode(self, actions: Tensor, speed_mps: Tensor) -> Path:
-        """The plan that normalised actions drive.
+        """The plan [...,T] that normalised actions drive; behind the last of them it keeps speed and curvature.
 
         Args:
-            actions: [...,T,2], in `order`.
+            actions: [...,K,2], K <= T, in `order`.
             speed_mps: [...], at the last history pose.
 
         """
         acceleration, curvature = self._denormalise(actions)
+        missing = self.waypoints - acceleration.shape[-1]
+        acceleration = torch.nn.functional.pad(acceleration, (0, missing))
+        curvature = torch.cat([curvature, curvature[..., -1:].expand(*curvature.shape[:-1], missing)], -1)
         dt = self.step_s
         speed = torch.cat([speed_mps[..., None], speed_mps[..., None] + torch.cumsum(acceleration * dt, -1)], -1)
         turn = curvature * (speed[..., :-1] * dt + acceleration * (dt * dt / 2.0))

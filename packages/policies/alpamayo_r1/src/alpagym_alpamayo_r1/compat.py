@@ -64,6 +64,16 @@ def image_features(
     return out.pooler_output, out.deepstack_features
 
 
+def rows_of_cache(cache: DynamicCache, rows: Tensor) -> DynamicCache:
+    """A new cache of some rows, each as often as it is named."""
+    taken = DynamicCache()
+    for index, layer in enumerate(cache.layers):
+        assert layer.keys is not None
+        assert layer.values is not None
+        taken.update(layer.keys[rows], layer.values[rows], index)
+    return taken
+
+
 def copy_cache(cache: DynamicCache) -> DynamicCache:
     """A new cache over the same keys and values; extending one leaves the other."""
     copied = DynamicCache()

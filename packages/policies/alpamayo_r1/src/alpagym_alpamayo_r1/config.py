@@ -56,7 +56,12 @@ class _Driving:
         head: what makes the plan: tokens (128 trajectory tokens) | expert (flow matching, ten steps).
         reasoning_tokens: most tokens of reasoning before the plan; 0: none is asked for.
         noise_level: of the expert's steps when it samples, in units of its first noise; 0: only the first noise is
-            drawn, and no log-probability is known.
+            drawn, and no log-probability is known. The sampling's temperature scales both.
+        noise_steps: of the expert's steps, the first so many draw noise and are scored, the others follow the flow;
+            null: all. A score costs a forward of the expert each.
+        decided_s: seconds of a plan that are decided; the rest is decided again before it is driven, earns nothing and
+            only widens the ratio. head tokens: what comes later is not written, the plan keeps speed and curvature.
+            head expert: its coordinates do not count in the log-probability.
         train_backbone: with head expert, let gradients of a score through to the backbone.
         cameras: which it sees, in the order of `CAMERA_NAMES`.
         frames: pictures a camera, 0.1 s apart.
@@ -65,13 +70,15 @@ class _Driving:
             graph acts; scores come from the plain model, whose numbers differ in the last bits.
         context: with engine graph, most tokens of prompt and completion together.
         rows: observations of one forward; a batch is cut into forwards of exactly this many, the last one padded, so
-            that a row's bits do not depend on its company.
+            that a row's bits do not depend on its company. On a GPU a score takes no more rows than there are.
 
     """
 
     head: str = "tokens"
     reasoning_tokens: int = 0
     noise_level: float = 0.5
+    noise_steps: int | None = None
+    decided_s: float = 6.4
     train_backbone: bool = False
     engine: str = "eager"
     context: int = 4096
@@ -87,6 +94,9 @@ class _Driving:
         check_range("context", self.context, minimum=256, maximum=262_144)
         check_range("reasoning_tokens", self.reasoning_tokens, minimum=0, maximum=4096)
         check_range("noise_level", self.noise_level, minimum=0.0, maximum=2.0)
+        if self.noise_steps is not None:
+            check_range("noise_steps", self.noise_steps, minimum=1, maximum=1000)
+        check_range("decided_s", self.decided_s, minimum=0.1, maximum=6.4)
         for name in self.cameras:
             check_choice("cameras", name, CAMERA_NAMES)
         if self.cameras != sorted(set(self.cameras), key=CAMERA_NAMES.index):
@@ -151,10 +161,11 @@ class _Released(_Driving):
     HUGGING_FACE: ClassVar[str]  # the release that a checkpoint is converted from, as kind/owner/name
 
     def preflight(self, config: Any, machine: Any) -> Iterable[Problem]:
-        """Whether the checkpoint is there and whole; reads names and headers only."""
-        from alpagym_alpamayo_r1.preflight import checkpoint_problems
+        """Whether the checkpoint is there and whole, and a GPU has room for it; reads config and headers only."""
+        from alpagym_alpamayo_r1.preflight import checkpoint_problems, memory_problems
 
-        return checkpoint_problems(self.model.path, self.HUGGING_FACE.removeprefix("models/"))
+        yield from checkpoint_problems(self.model.path, self.HUGGING_FACE.removeprefix("models/"))
+        yield from memory_problems(self, config, machine)
 
     def parameters(self) -> tuple[int, int] | None:
         """Trainable and frozen parameters, from the checkpoint's headers; None if they cannot be read."""

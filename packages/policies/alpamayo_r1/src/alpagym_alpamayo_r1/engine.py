@@ -4,7 +4,8 @@ Eager decoding of an 8-billion model launches some 2,000 kernels a token, 64 ms 
 step and a denoising step are one function each over static arrays; on a GPU they are compiled (norms, rotary embedding
 and gates become one kernel each), captured as CUDA graphs and replayed. Query, key and value weights of a layer, and
 its gate and up weights, lie in one array, of which the model's parameters become views: one product instead of three,
-and weights that are loaded or stepped in place are what the graphs read. On a CPU the same functions run as they are.
+and weights that are loaded or stepped in place, adapters too, are what the graphs read. On a CPU the same functions run
+as they are.
 
 Reading a prompt stays with the backbone: it is compute-bound. `read` only takes the pictures' features from `features`
 where they are known.
@@ -25,6 +26,7 @@ from alpagym_alpamayo_r1.action_expert import Velocity
 from alpagym_alpamayo_r1.model import ACTION_DIMENSIONS, AlpamayoModel, Choose, Prefix
 from alpagym_alpamayo_r1.processing import Batch
 from alpagym_plugins import ConfigError
+from alpagym_runtime.trainers.lora import LoraLinear
 
 WARM_UP = 3  # runs before a capture, as CUDA graphs want them
 # For eight rows the library products reach half of the bandwidth in two of four shapes: 7.6 ms a decode step,
@@ -239,16 +241,16 @@ class _Layers:
     def run(self, hidden: Tensor, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
         """Hidden states [...,W] through all layers and the last norm."""
         for index, layer in enumerate(self.layers):
-            block = layer.self_attn
-            joined = F.linear(_normed(hidden, layer.input_layernorm), self._qkv[index])
+            block, mlp = layer.self_attn, layer.mlp
+            normed = _normed(hidden, layer.input_layernorm)
+            joined = _product(normed, self._qkv[index], block.q_proj, block.k_proj, block.v_proj)
             query, key, value = (x.unflatten(-1, (-1, self._width)) for x in joined.split(self._sizes, -1))
             query = _rotated(_normed(query, block.q_norm), cos, sin)
             key = _rotated(_normed(key, block.k_norm), cos, sin)
-            hidden = hidden + F.linear(
-                attention(index, query, key, value).flatten(hidden.dim() - 1), block.o_proj.weight
-            )
-            gate, up = F.linear(_normed(hidden, layer.post_attention_layernorm), self._gate_up[index]).chunk(2, -1)
-            hidden = hidden + F.linear(layer.mlp.act_fn(gate) * up, layer.mlp.down_proj.weight)
+            hidden = hidden + block.o_proj(attention(index, query, key, value).flatten(hidden.dim() - 1))
+            normed = _normed(hidden, layer.post_attention_layernorm)
+            gate, up = _product(normed, self._gate_up[index], mlp.gate_proj, mlp.up_proj).chunk(2, -1)
+            hidden = hidden + mlp.down_proj(mlp.act_fn(gate) * up)
         return _normed(hidden, self._norm)
 
 
@@ -300,6 +302,16 @@ def _join(parts: list[nn.Linear]) -> Tensor:
     for part, piece in zip(parts, joined.split([part.weight.shape[0] for part in parts]), strict=True):
         part.weight.data = piece
     return joined
+
+
+def _product(x: Tensor, joined: Tensor, *parts: nn.Linear) -> Tensor:
+    """Outputs of linear layers side by side, by their joined weights; and what adapters add, given them since."""
+    out = F.linear(x, joined)
+    if not any(isinstance(part, LoraLinear) for part in parts):
+        return out
+    zeros = [x.new_zeros(*x.shape[:-1], part.out_features) for part in parts]
+    more = [part.adapted(x) if isinstance(part, LoraLinear) else zero for part, zero in zip(parts, zeros, strict=True)]
+    return out + torch.cat(more, -1)
 
 
 def _normed(x: Tensor, norm: Any) -> Tensor:

@@ -28,6 +28,7 @@ from alpagym_alpamayo_r1.architecture import Architecture
 from alpagym_alpamayo_r1.processing import Batch
 from alpagym_alpamayo_r1.trajectory_tokens import future_tokenizer, history_tokenizer
 from alpagym_plugins import ConfigError
+from alpagym_runtime.trainers.lora import LoraLinear
 
 ACTION_DIMENSIONS = 2
 Choose = Callable[[Tensor, int], Tensor]
@@ -50,6 +51,11 @@ class Prefix:
     valid: Tensor
     next_position: Tensor
     logits: Tensor
+
+    def take(self, rows: Tensor) -> Prefix:
+        """Some rows, each as often as it is named."""
+        cache = compat.rows_of_cache(self.cache, rows)
+        return Prefix(cache, self.valid[rows], self.next_position[rows], self.logits[rows])
 
 
 @dataclass(frozen=True)
@@ -133,7 +139,8 @@ class AlpamayoModel(nn.Module):
         would be 0.9 GB a row in bfloat16.
         """
         head = self.vlm.lm_head
-        return nn.functional.linear(hidden, head.weight[words], None if head.bias is None else head.bias[words])
+        out = nn.functional.linear(hidden, head.weight[words], None if head.bias is None else head.bias[words])
+        return out + head.adapted(hidden, words) if isinstance(head, LoraLinear) else out
 
     def language_loss(self, batch: Batch) -> LanguageLoss:
         """Mean cross-entropy over trajectory labels (markers and bins) plus that over the other labels.
@@ -229,7 +236,7 @@ class AlpamayoModel(nn.Module):
         return torch.stack(written, 1)
 
     def decode_tokens(self, ids: Tensor, batch: Batch) -> Path:
-        """Plans of trajectory ids [B,2T] (vocabulary ids)."""
+        """Plans of trajectory ids [B,2K], K <= T (vocabulary ids)."""
         bins = (ids - self.architecture.first_id).clamp(0, self.architecture.future_bins - 1)
         return self.future.decode(bins, batch.history_xyz, batch.history_yaw)
 

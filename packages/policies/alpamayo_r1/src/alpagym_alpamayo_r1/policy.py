@@ -1,10 +1,11 @@
 """Alpamayo as a policy of the contract: observations in, plans out, by trajectory tokens or by the action expert.
 
 A decision is written in up to two parts: reasoning (`reasoning_tokens`, free text up to `<|traj_future_start|>`), then
-the plan. `tokens`: 128 tokens, each drawn among the future's bins only (an unconstrained completion need not be a plan
-at all). `expert`: ten denoising steps, each drawn (`action_expert.Chain`). `log_prob` has one factor a token of
-reasoning, then one a trajectory token or denoising step; `score` computes the same factors again from the trace: tokens
-by one forward over what was written, under the same temperature and top-p, and steps from the recorded chain.
+the plan. `tokens`: 128 tokens (fewer with `decided_s`), each drawn among the future's bins only (an unconstrained
+completion need not be a plan at all). `expert`: ten denoising steps, drawn (`action_expert.Chain`). `log_prob` has one
+factor a token of reasoning, then one a trajectory token or drawn step; `score` computes the same factors again from the
+trace: tokens by one forward over what was written, under the same temperature and top-p, and steps from the recorded
+chain.
 
 A batch is cut into forwards of exactly `rows` observations: a row's bits then do not depend on what stands beside it.
 All rows of a forward have the same words but for their histories, so nothing is padded.
@@ -17,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -64,10 +65,12 @@ class AlpamayoPolicy:
     def __init__(self, config: Config, model: AlpamayoModel, processor: Processor, device: str = "cpu") -> None:
         self.spec: PolicySpec = config.spec()
         self.version = 0
+        self.prompts_read = 0  # by the engine
         self.device = torch.device(device)
+        # A row's bits are its own on a CPU only, and a forward that is learned from takes 24 GB a row of a release.
+        self._on_cpu = self.device.type == "cpu"
         self.processor = processor
-        self._model = model.to(self.device).eval()
-        self.module: nn.Module = self._model
+        self.module: nn.Module = model.to(self.device).eval()
         self._rows = config.rows
         self._head = config.head
         self._cameras = tuple(CAMERA_NAMES.index(name) for name in config.cameras)
@@ -77,7 +80,10 @@ class AlpamayoPolicy:
         pictures = ("image",) if self._cameras else ()
         self._reasons = config.reasoning_tokens
         self._train_backbone = config.train_backbone
-        self._noise_level = config.noise_level
+        self._noise_level, self._noise_steps = config.noise_level, config.noise_steps
+        self._decided = min(
+            round(config.decided_s / model.future.action_space.step_s), model.future.action_space.waypoints
+        )
         self._frames = config.frames
         self._patches = Patches(processor.image_processor, self.device)
         self._exact = not self._cameras or self._patches.fits(config.height, config.width)
@@ -108,10 +114,10 @@ class AlpamayoPolicy:
     def act(self, observations: Observation, seeds: NDArray[np.uint64], sampling: Sampling) -> Decision:
         """Plans [N,64,3].
 
-        The trace has what `score` needs: `tokens` [N,128] i64 bins or `denoising` [N,S+1,64,2] f32, `reasoning` [N,R]
-        i64 ids (-1 behind the end); and `text`, a row of UTF-8 bytes each, markers included. A row with a number that
-        is not finite is decided once more, in another forward, then fails alone; one that was given such a number
-        fails at once.
+        The trace has what `score` needs: `tokens` [N,J] i64 bins or `denoising` [N,F+1,64,2] f32, of F steps that are
+        drawn; `reasoning` [N,R] i64 ids (-1 behind the end); and `text`, a row of UTF-8 bytes each, markers included. A
+        row with a number that is not finite is decided once more, in another forward, then fails alone; one that was
+        given such a number fails at once.
         """
         decision = self._act(observations, seeds, sampling)
         known = _known(observations)
@@ -143,7 +149,7 @@ class AlpamayoPolicy:
                 key="policy.noise_level",
             )
         factors, entropies = [], []
-        for rows, batch in self._forwards(observations, len(decisions)):
+        for rows, batch in self._forwards(observations, len(decisions), whole=self._on_cpu):
             part = self._score_tokens if self._head == "tokens" else self._score_steps
             log_prob, entropy = part(batch, decisions, rows, sampling)
             factors.append(log_prob.float())
@@ -164,7 +170,7 @@ class AlpamayoPolicy:
         if self._reasons:
             raise ConfigError("must be 0 to imitate plans: they come without words", key="policy.reasoning_tokens")
         losses = []
-        for rows, batch in self._forwards(observations, len(target_plan_rig)):
+        for rows, batch in self._forwards(observations, len(target_plan_rig), whole=self._on_cpu):
             plan = self._tensor(target_plan_rig[rows], np.float32)
             xyz = torch.cat([plan[..., :2], torch.zeros_like(plan[..., :1])], -1)
             loss = self._token_loss if self._head == "tokens" else self._flow_loss
@@ -177,6 +183,11 @@ class AlpamayoPolicy:
         self.version = version
 
     # ---------------------------------------------------------------- parts
+
+    @property
+    def _model(self) -> AlpamayoModel:
+        """What `module` is now: while training it may be a twin, or the reference of a KL."""
+        return cast(AlpamayoModel, self.module)
 
     def _act(self, observations: Observation, seeds: NDArray[np.uint64], sampling: Sampling) -> Decision:
         count, parts = len(seeds), []
@@ -226,9 +237,9 @@ class AlpamayoPolicy:
     def _write_tokens(
         self, batch: Batch, prefix: Prefix, seeds: NDArray[np.uint64], sampling: Sampling
     ) -> tuple[Tensor, Tensor, dict[str, NDArray[Any]]]:
-        """Plans [B,64,3], log-probabilities [B,128] and trace."""
+        """Plans [B,64,3], log-probabilities [B,J] of its J tokens, and trace."""
         first = self._model.architecture.first_id
-        bins_of, tokens = self._model.architecture.future_bins, self._model.architecture.future_tokens
+        bins_of, tokens = self._model.architecture.future_bins, self._steps
         draws = torch.from_numpy(uniform(seeds, tokens, PLAN_STREAM)).to(self.device)
         log_probs: list[Tensor] = []
 
@@ -246,7 +257,7 @@ class AlpamayoPolicy:
     def _denoise(
         self, batch: Batch, prefix: Prefix, seeds: NDArray[np.uint64], sampling: Sampling
     ) -> tuple[Tensor, Tensor | None, dict[str, NDArray[Any]]]:
-        """Plans [B,64,3], log-densities [B,S] (None where none is known) and trace."""
+        """Plans [B,64,3], log-densities [B,J] (None where none is known) and trace."""
         chain, shape = self._chain(sampling), (len(seeds), -1, self._model.future.action_space.waypoints, 2)
         velocity = (self._engine or self._model).velocity(prefix)
         coordinates = 2 * shape[2]
@@ -257,9 +268,10 @@ class AlpamayoPolicy:
             noise = normal(seeds, coordinates, PLAN_STREAM).reshape(shape)[:, 0] * sampling.temperature
             actions = euler(velocity, self._tensor(noise, np.float32), chain.steps)
         else:
-            noise = normal(seeds, (chain.steps + 1) * coordinates, PLAN_STREAM).reshape(shape)
-            x, log_prob = chain.sample(velocity, self._tensor(noise, np.float32))
-            actions, trace = x[:, -1], {"denoising": x.cpu().numpy()}
+            noise = normal(seeds, (chain.factors + 1) * coordinates, PLAN_STREAM).reshape(shape)
+            noise[:, 0] *= sampling.temperature
+            x, actions, log_prob = chain.sample(velocity, self._tensor(noise, np.float32))
+            trace = {"denoising": x.cpu().numpy()}
         speed = self._model.action_space.initial_speed(batch.history_xyz, batch.history_yaw)
         path = self._model.action_space.decode(actions, speed)
         return torch.cat([path.xy, path.yaw[..., None]], -1), log_prob, trace
@@ -333,7 +345,7 @@ class AlpamayoPolicy:
         return torch.where(reasoning >= 0, among.gather(-1, ids[..., None])[..., 0], 0.0)
 
     def _logits(self, batch: Batch, bins: Tensor, reasoning: Tensor | None) -> tuple[Tensor | None, Tensor]:
-        """Logits [B,R,V] of reasoning and [B,128,bins] of a plan, each token given those before; differentiable."""
+        """Logits [B,R,V] of reasoning and [B,J,bins] of J tokens of a plan, each given those before; differentiable."""
         architecture = self._model.architecture
         start = batch.input_ids.shape[1] - 1
         marker = torch.full((len(bins),), start, device=bins.device)
@@ -357,22 +369,22 @@ class AlpamayoPolicy:
         return self._tensor(np.asarray(decisions.trace["reasoning"])[rows], np.int64) if self._reasons else None
 
     def _chain(self, sampling: Sampling) -> Chain:
-        return Chain(self._model.denoising_steps, self._noise_level * sampling.temperature)
+        level = self._noise_level * sampling.temperature
+        return Chain(self._model.denoising_steps, level, self._noise_steps, self._decided)
 
     @property
     def _steps(self) -> int:
-        """Factors of a plan."""
-        model = self._model
-        return model.architecture.future_tokens if self._head == "tokens" else model.denoising_steps
+        """Factors of a plan's log-probability."""
+        return 2 * self._decided if self._head == "tokens" else self._chain(Sampling()).factors
 
     @property
     def _marker(self) -> int:
         return self._model.architecture.marker_ids["future_start"]
 
     def _forwards(
-        self, observations: Observation, count: int, pixels: bool = True
+        self, observations: Observation, count: int, pixels: bool = True, whole: bool = True
     ) -> Iterator[tuple[NDArray[np.int64], Batch]]:
-        """Rows of each forward (the last row repeated to fill it up), and what the model reads of them."""
+        """Rows of each forward and what the model reads of them; if `whole`, the last row fills it up."""
         history, yaw = known_history(
             observations["ego_history_rig"],
             observations["ego_history_mask"],
@@ -380,7 +392,8 @@ class AlpamayoPolicy:
             self.spec.history_step_us * 1e-6,
         )
         for start in range(0, count, self._rows):
-            rows = np.minimum(np.arange(start, start + self._rows), count - 1)
+            end = start + self._rows if whole else min(start + self._rows, count)
+            rows = np.minimum(np.arange(start, end), count - 1)
             values, grid = self._pixels(observations, rows, pixels)
             batch = self.processor.prompts(self.layout, history[rows], yaw[rows], self._cameras, self._frames, grid)
             # All rows have the same words at the same places; the first one's positions are everyone's.
@@ -410,20 +423,35 @@ class AlpamayoPolicy:
         return stacked.reshape(-1, *stacked.shape[3:])
 
     def _read(self, batch: Batch, observations: Observation, rows: NDArray[np.int64]) -> Prefix:
-        """Read prompts to act on."""
+        """Read prompts to act on; the engine reads one that several samples are drawn from once."""
         if self._engine is None:
             return self._model.read(batch)
-        features = None
+        words = batch.input_ids.cpu().numpy().astype(np.uint64)
+        pictures = frame_ids = None
         if self._seen is not None:
-            pictures = self._pictures(observations, rows)
-            features = self._seen.features(pictures, self._pictures(observations, rows, "_frame_id"), self.version)
-        return self._engine.read(batch, features)
+            pictures, frame_ids = (self._pictures(observations, rows, name) for name in ("", "_frame_id"))
+            shown = frame_ids.reshape(len(rows), -1)
+            # Frames without an id are told apart by their row.
+            words = np.concatenate([words, shown, np.where((shown == 0).any(1), rows + 1, 0)[:, None]], 1)
+        _, first, which = np.unique(words, axis=0, return_index=True, return_inverse=True)
+        several = len(first) < len(rows)
+        if not several:
+            first = np.arange(len(rows))
+        features = None
+        if self._seen is not None and pictures is not None and frame_ids is not None:
+            own = np.arange(len(pictures)).reshape(len(rows), -1)[first].ravel()
+            features = self._seen.features(pictures[own], frame_ids[own], self.version)
+        self.prompts_read += len(first)
+        if not several:
+            return self._engine.read(batch, features)
+        prefix = self._engine.read(batch.take(torch.from_numpy(first).to(self.device)), features)
+        return prefix.take(torch.from_numpy(which.ravel()).to(self.device))
 
     def _token_loss(self, batch: Batch, xyz: Tensor, yaw: Tensor) -> Tensor:
-        bins = self._model.future.encode(batch.history_xyz, batch.history_yaw, xyz, yaw)
+        bins = self._model.future.encode(batch.history_xyz, batch.history_yaw, xyz, yaw)[:, : self._steps]
         _, logits = self._logits(batch, bins, None)
         each = nn.functional.cross_entropy(logits.flatten(0, 1), bins.flatten(), reduction="none")
-        return each.view_as(bins).mean(-1)
+        return each.unflatten(0, bins.shape).mean(-1)
 
     def _flow_loss(self, batch: Batch, xyz: Tensor, yaw: Tensor) -> Tensor:
         actions = self._model.action_space.encode(batch.history_xyz, batch.history_yaw, xyz, yaw)

@@ -91,6 +91,18 @@ class Batch:
             self.history_yaw[:1],
         )
 
+    def take(self, rows: Tensor) -> Batch:
+        """Some rows, of a batch that has no pixels and in which all rows have pictures of one size."""
+        assert self.pixel_values is None
+        grid = self.image_grid_thw
+        names = ("input_ids", "attention_mask", "labels_mask", "history_xyz", "history_yaw")
+        return replace(
+            self,
+            **{name: getattr(self, name)[rows] for name in names},
+            image_grid_thw=None if grid is None else grid[: len(grid) // len(self.input_ids) * len(rows)],
+            positions=None if self.positions is None else self.positions[:, rows],
+        )
+
     def to(self, device: torch.device | str) -> Batch:
         """All arrays on a device."""
         moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}

@@ -73,11 +73,11 @@ class FutureTokenizer:
         return self.bins.encode(self.action_space.encode(history_xyz, history_yaw, future_xyz, future_yaw)).flatten(-2)
 
     def decode(self, bins: Tensor, history_xyz: Tensor, history_yaw: Tensor) -> Path:
-        """The plan of bins [...,2T]; the start speed comes from the history [...,H,3] m, [...,H] rad."""
+        """The plan of bins [...,2K], K <= T; the start speed comes from the history [...,H,3] m, [...,H] rad."""
         return self.decode_from(bins, self.action_space.initial_speed(history_xyz, history_yaw))
 
     def decode_from(self, bins: Tensor, speed_mps: Tensor) -> Path:
-        """The plan of bins [...,2T] from a start speed [...]."""
+        """The plan of bins [...,2K], K <= T, from a start speed [...]."""
         return self.action_space.decode(self.bins.decode(bins.unflatten(-1, (-1, 2))), speed_mps)
 
 

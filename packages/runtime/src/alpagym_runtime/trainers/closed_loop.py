@@ -79,7 +79,7 @@ class ClosedLoopTrainer(ABC):
 
         def ask(step: int) -> tuple[list[EpisodeRequest], Sampling]:
             temperature = _towards(config.temperature, config.final_temperature_share, share_of(step))
-            return self._requests(run, core.spec.scenes, spreads, step), Sampling("sample", temperature)
+            return self._requests(run, core.spec.scenes, spreads, step), Sampling("sample", temperature, config.top_p)
 
         ahead = Ahead(run, collector, ask, (first, config.updates), 0 if config.on_policy else config.max_lag)
         for step in range(first, config.updates):

@@ -33,6 +33,7 @@ class ClosedLoopConfig:
         kl_weight: of the penalty against the policy as the stage began; 0 for none.
         kl_stop: a step's passes end when its KL to the weights that drove exceeds this.
         temperature: of exploration; goes linearly to `final_temperature_share` of it.
+        top_p: of exploration, for policies that draw tokens: only the likeliest, until they hold this share.
         warm_start: imitation before the first step; null starts from the weights as they are.
 
     """
@@ -54,6 +55,7 @@ class ClosedLoopConfig:
     kl_weight: float = 0.0
     kl_stop: float = 0.05
     temperature: float = 1.0
+    top_p: float = 1.0
     final_temperature_share: float = 1.0
     warm_start: SftConfig | None = field(default_factory=SftConfig)
 
@@ -74,6 +76,7 @@ class ClosedLoopConfig:
         check_range("kl_weight", self.kl_weight, minimum=0)
         check_range("kl_stop", self.kl_stop, above=0)
         check_range("temperature", self.temperature, above=0, maximum=100)
+        check_range("top_p", self.top_p, above=0, maximum=1)
         check_range("final_temperature_share", self.final_temperature_share, above=0, maximum=100)
 
     def preflight(self, config: Any, machine: Any) -> Iterator[Problem]:

@@ -37,8 +37,11 @@ class LoraLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., in] to [..., out]."""
-        adapted = nn.functional.linear(nn.functional.linear(input, self.lora_down), self.lora_up)
-        return super().forward(input) + self._scale * adapted
+        return super().forward(input) + self.adapted(input)
+
+    def adapted(self, input: Tensor, outputs: slice = slice(None)) -> Tensor:
+        """What the adapter adds to a range of the outputs, for who multiplies by `weight` itself."""
+        return self._scale * nn.functional.linear(nn.functional.linear(input, self.lora_down), self.lora_up[outputs])
 
     def merged_weight(self) -> Tensor:
         """[out, in], of a plain layer that does the same."""

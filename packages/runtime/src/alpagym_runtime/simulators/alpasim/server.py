@@ -442,12 +442,13 @@ class DriverServer:
         session_id, scene_id = request.session_uuid, request.debug_info.scene_id
         if not SESSION_ID.fullmatch(session_id):
             raise Refused(INVALID, "session_uuid must be 1 to 64 letters, digits or '-', not '-' first")
-        declared = {camera.logical_id: camera for camera in request.rollout_spec.vehicle.available_cameras}
+        cameras = request.rollout_spec.vehicle.available_cameras
+        declared = {self._camera(camera.logical_id): camera for camera in cameras}
         spec, wrong = self.spec, ""
         missing = [name for name in spec.cameras if name not in declared]
         calibration: dict[str, Calibration] = {}
         if missing:
-            have = ", ".join(map(repr, declared)) or "none"
+            have = ", ".join(repr(camera.logical_id) for camera in cameras) or "none"
             wrong = f"the policy wants camera {missing[0]!r}; the session declares {have}"
         elif CAMERA_RAYS in spec.fields:
             try:
@@ -479,6 +480,11 @@ class DriverServer:
                 self._owner.ended(session, None)
         return b""
 
+    def _camera(self, logical_id: str) -> str:
+        """The policy's name of a camera: AlpaSim's, or that without `camera_`, as the PAI dataset's readers say."""
+        short = logical_id.removeprefix("camera_")
+        return short if logical_id not in self.spec.cameras and short in self.spec.cameras else logical_id
+
     def _image(self, data: bytes) -> bytes:
         if not self.spec.cameras:
             with self.lock:
@@ -486,11 +492,11 @@ class DriverServer:
             self.counts["images"] += 1
             return b""
         image = read_image(data)
-        name = image.camera
+        name = self._camera(image.camera)
         with self.lock:
             session = self._find(image.session_id)
             if name not in session.declared:
-                raise Refused(INVALID, f"camera {name!r} was not declared at start_session")
+                raise Refused(INVALID, f"camera {image.camera!r} was not declared at start_session")
             self.counts["images"] += 1
             frames = session.frames.get(name)
             if frames is None:

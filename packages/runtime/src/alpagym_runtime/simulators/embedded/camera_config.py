@@ -139,13 +139,15 @@ class CamerasConfig:
         check_range("memory_mb", self.memory_mb, minimum=16, maximum=1_000_000)
 
     def mount(self, name: str) -> MountConfig:
-        """A camera by name.
+        """A camera by name; `front_wide_120fov` is `camera_front_wide_120fov`, as the PAI dataset calls it, too.
 
         Raises:
             ConfigError: neither mounted nor a preset.
 
         """
         known = presets() | self.mounts
+        if name not in known and f"camera_{name}" in known:
+            name = f"camera_{name}"
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(known))}"
