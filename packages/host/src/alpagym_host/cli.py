@@ -19,6 +19,7 @@ from alpagym_host import episodes
 from alpagym_host.alpasim_commands import asl, serve_world
 from alpagym_host.checkpoint_commands import checkpoint
 from alpagym_host.doctor_command import doctor
+from alpagym_host.new_command import new
 from alpagym_host.pai_commands import pai
 from alpagym_host.report_command import report
 from alpagym_host.run_commands import clean, list_runs, logs, status, stop
@@ -45,6 +46,7 @@ app.command("replay")(episodes.replay)
 app.command("serve")(serve_world)
 app.command("report")(report)
 app.command("doctor")(doctor)
+app.command("new")(new)
 app.command("list")(list_runs)
 app.command("status")(status)
 app.command("logs")(logs)
@@ -54,7 +56,7 @@ app.command("clean")(clean)
 _COMMANDS = (
     *("train", "evaluate", "rollout", "resume", "submit", "drive", "serve", "check"),
     *("list", "status", "logs", "stop", "clean"),
-    *("plugins", "doctor", "asl", "scenes", "episodes", "replay", "checkpoint", "report", "pai"),
+    *("plugins", "new", "doctor", "asl", "scenes", "episodes", "replay", "checkpoint", "report", "pai"),
 )
 
 Overrides = Annotated[

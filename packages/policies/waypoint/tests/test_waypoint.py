@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from alpagym_plugins import ConfigError
+from alpagym_runtime.policies.base import bucket
 from alpagym_runtime.policies.unicycle import KNOT_TIMES_S, knots_of_plan, roll_out
 from alpagym_runtime.random import normal
 from alpagym_runtime.testing.conformance import TrainablePolicyConformance
@@ -17,7 +18,7 @@ from alpagym_runtime.testing.examples import assert_same, example_observation
 from alpagym_runtime.types import ImitatingPolicy, Sampling
 from alpagym_waypoint.config import ModelSection, WaypointConfig
 from alpagym_waypoint.network import actor_features, ego_features
-from alpagym_waypoint.policy import UNITS, bucket
+from alpagym_waypoint.policy import UNITS
 
 MEAN, SAMPLE = Sampling("mean"), Sampling("sample")
 

@@ -461,7 +461,7 @@ class Policy(Protocol):
         ...
 
     def act(self, observations: Observation, seeds: NDArray[np.uint64], sampling: Sampling) -> Decision:
-        """Decide for N rows; row i depends on row i of the observations and on seeds[i] [N] u64 only."""
+        """Decide for N rows; row i depends on row i of the observations and on `seeds[i]` (u64) only."""
         ...
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from alpagym_runtime.errors import ConfigError, CorruptFileError
+from alpagym_runtime.policies.base import padded
 from alpagym_runtime.policies.unicycle import KNOT_TIMES_S, knots_of_plan, roll_out
 from alpagym_runtime.random import normal
 from alpagym_runtime.trainers.checkpoints import load_weights
@@ -41,24 +42,8 @@ _SHIFT = (_GROUP > 0).astype(np.float32)
 PICTURE_AXES = 5
 VALUE = "value."
 """Names of the value head's weights begin so."""
-SMALLEST_BUCKET = 8
 LARGEST_FORWARD = 256
 """Rows of one forward in `act`; more go in parts, so that activations stay in the cache."""
-
-
-def bucket(count: int) -> int:
-    """Rows that a forward of `count` is padded to: 8, 16, 32, …; a row's bits then do not depend on its company."""
-    return max(SMALLEST_BUCKET, 1 << max(count - 1, 0).bit_length())
-
-
-def _padded(rows: NDArray[Any]) -> NDArray[Any]:
-    """Rows followed by zeros up to their bucket; the rows themselves if they fill it."""
-    size = bucket(len(rows))
-    if size == len(rows):
-        return rows
-    padded = np.zeros((size, *rows.shape[1:]), rows.dtype)
-    padded[: len(rows)] = rows
-    return padded
 
 
 def _network(config: WaypointConfig, route_points: int, outputs: int = KNOTS) -> ActorsNetwork | CameraNetwork:
@@ -183,7 +168,7 @@ class WaypointPolicy:
         count = len(inputs[0])
         parts = []
         for start in range(0, count, LARGEST_FORWARD):
-            rows = [_padded(array[start : start + LARGEST_FORWARD]) for array in inputs]
+            rows = [padded(array[start : start + LARGEST_FORWARD]) for array in inputs]
             with torch.no_grad():
                 knots = self.module(*(torch.from_numpy(array).to(self.device) for array in rows))
                 parts.append(torch.cat([knots, knots @ self._group], dim=1)[: count - start].cpu().numpy())

@@ -1,11 +1,12 @@
-"""What policies share: plain decisions, and the check that every decision goes through before it is used."""
+"""What policies share: plain decisions, rows of a forward, and the check that every decision goes through."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from alpagym_runtime.types import Decision, PolicySpec, Ragged, column_names, column_of, decision_from_columns
 
@@ -15,6 +16,24 @@ def plan_decision(plan_rig: ArrayLike) -> Decision:
     plan = np.asarray(plan_rig, np.float32)
     count = len(plan)
     return Decision(plan, np.zeros((count, 1), np.float32), np.zeros((count, 1), bool), np.zeros(count, np.int64))
+
+
+SMALLEST_BUCKET = 8
+
+
+def bucket(count: int) -> int:
+    """Rows that a forward of `count` is padded to: 8, 16, 32, …; a row's bits then do not depend on its company."""
+    return max(SMALLEST_BUCKET, 1 << max(count - 1, 0).bit_length())
+
+
+def padded(rows: NDArray[Any]) -> NDArray[Any]:
+    """Rows followed by zeros up to their bucket; the rows themselves if they fill it."""
+    size = bucket(len(rows))
+    if size == len(rows):
+        return rows
+    out = np.zeros((size, *rows.shape[1:]), rows.dtype)
+    out[: len(rows)] = rows
+    return out
 
 
 def validate_decision(decision: Decision, spec: PolicySpec, count: int) -> Decision:
