@@ -78,6 +78,8 @@ class AlpagymRollout(RolloutGenerationMixin, RolloutBase):  # type: ignore[misc]
     def _adopt(self, version: int) -> None:
         """Drive with what was written into the module, if that is the version that it is taken for."""
         module = self._policy.module
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # they may have come in another stream than we read them in
         try:
             self._digests.require(version, dict(module.named_parameters()))
         except WeightsError as err:

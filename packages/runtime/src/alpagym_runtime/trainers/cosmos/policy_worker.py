@@ -21,12 +21,9 @@ from alpagym_runtime.trainers.cosmos.digests import Digests
 from alpagym_runtime.trainers.cosmos.journal import Journal, Presence, Step
 from alpagym_runtime.trainers.cosmos.learning import DTYPES, Lesson, learn, rate_share
 from alpagym_runtime.trainers.cosmos.place import device_of, run_of
-from alpagym_runtime.trainers.cosmos.tables import FOLDER, TRAINER
+from alpagym_runtime.trainers.cosmos.tables import FOLDER, INITIAL, TRAINER
 from alpagym_runtime.trainers.run import build_policy
 from alpagym_runtime.trainers.team import ALONE, Team
-
-INITIAL = "initial.safetensors"
-"""Below FOLDER: the weights that training begins with, and that the KL penalty refers to."""
 
 
 class Replicas(Team):

@@ -77,11 +77,8 @@ class Job:
             raise ConfigError(
                 "Cosmos-RL starts a Redis, and redis-server is not on PATH: apt-get install redis-server", key="trainer"
             )
-        self._folder.mkdir(exist_ok=True)
         self._journal.clear_workers()
-        table = cosmos_config(self._config, self._directory, resume)
-        (self._folder / TOML).write_text(to_toml(table))
-        (self._folder / MODEL).write_text(placeholder_model())
+        write_config(self._config, self._directory, resume)
         self._logs.skip()
         self._children = Children()
         argv = self._program or launch_command(self._config, self._directory)
@@ -256,6 +253,15 @@ class Job:
             (tools / "nvidia-smi").unlink(missing_ok=True)
             extra["NCCL_NVLS_ENABLE"] = os.environ.get("NCCL_NVLS_ENABLE", "0")
         return {**os.environ, **extra}
+
+
+def write_config(config: RunConfig, directory: Path, resume: bool) -> Path:
+    """Put Cosmos-RL's TOML where its processes read it; its path."""
+    folder = directory.absolute() / FOLDER
+    folder.mkdir(exist_ok=True)
+    (folder / MODEL).write_text(placeholder_model())
+    (folder / TOML).write_text(to_toml(cosmos_config(config, directory, resume)))
+    return folder / TOML
 
 
 def launch_command(config: RunConfig, directory: Path, node: Sequence[str] = ()) -> list[str]:

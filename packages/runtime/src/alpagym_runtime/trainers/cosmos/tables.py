@@ -24,6 +24,8 @@ OUTPUT = "run"
 """Below FOLDER: its output; resuming looks for siblings of it, so it has none that is not its own."""
 MODEL = "model.alpagym"
 """Below FOLDER: what stands for a model's path."""
+INITIAL = "initial.safetensors"
+"""Below FOLDER: the weights that training begins with, and that the KL penalty refers to."""
 
 
 def cosmos_config(config: RunConfig, directory: Path, resume: bool = False) -> dict[str, Any]:

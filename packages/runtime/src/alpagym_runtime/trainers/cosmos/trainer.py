@@ -20,7 +20,7 @@ from alpagym_runtime.trainers.cosmos.config import CosmosTrainerConfig
 from alpagym_runtime.trainers.cosmos.journal import Journal, Step
 from alpagym_runtime.trainers.cosmos.prompts import Prompts
 from alpagym_runtime.trainers.cosmos.supervisor import Job, JobError, newest_checkpoint
-from alpagym_runtime.trainers.cosmos.tables import FOLDER
+from alpagym_runtime.trainers.cosmos.tables import FOLDER, INITIAL
 from alpagym_runtime.trainers.cosmos.version import require_version
 from alpagym_runtime.trainers.run import load_into
 from alpagym_runtime.trainers.sft.trainer import SftTrainer
@@ -51,26 +51,7 @@ class CosmosTrainer:
 
     def _train(self, run: Run) -> None:
         directory, cosmos = run.directory, run.config.cosmos
-        folder = directory / FOLDER
-        folder.mkdir(exist_ok=True)
-        initial = folder / "initial.safetensors"
-        if not initial.is_file():
-            from safetensors.torch import save_file
-
-            weights = {
-                name: tensor.detach().cpu().contiguous() for name, tensor in run.policy.module.state_dict().items()
-            }
-            save_file(weights, initial)
-        prompts = Prompts(run.config, run.core("train", run.policy.spec, scenes=0).spec.scenes)
-        prompts.write(directory)
-        total = len(prompts) * run.config.rollout.group_size // cosmos.global_batch
-        total = min(total, cosmos.train.max_num_steps or total)
-        if total < 1:
-            raise SimulatorError(
-                f"{len(prompts)} prompts × rollout.group_size = {run.config.rollout.group_size} episodes are less than "
-                f"one training step of {cosmos.global_batch}; raise cosmos.train.epoch",
-                code="NO_STEP",
-            )
+        total = prepare(run)
         journal, job = Journal(directory), Job(run.config, directory)
         # What the run keeps of the job has no optimiser: that is in the job's own checkpoints.
         blank = torch.optim.SGD(run.policy.module.parameters(), lr=0.0)
@@ -80,6 +61,10 @@ class CosmosTrainer:
             try:
                 newest = newest_checkpoint(directory)
                 journal.forget(newest)  # what is not in a checkpoint is made again
+                if newest >= total:
+                    for step in journal.steps(done):
+                        self._take(run, journal, step, blank)
+                    return
                 job.start(resume=newest > 0)
                 for step in self._steps(run, job, journal, done, total):
                     done, left = self._take(run, journal, step, blank), cosmos.restarts
@@ -126,3 +111,30 @@ class CosmosTrainer:
             for step in journal.steps(done):
                 with contextlib.suppress(StopTraining):
                     self._take(run, journal, step, blank)
+
+
+def prepare(run: Run) -> int:
+    """Put the first weights and the prompts where workers read them; the number of training steps.
+
+    Raises:
+        SimulatorError: the scenes do not fill one step.
+
+    """
+    folder, cosmos = run.directory / FOLDER, run.config.cosmos
+    folder.mkdir(exist_ok=True)
+    initial = folder / INITIAL
+    if not initial.is_file():
+        from safetensors.torch import save_file
+
+        state = run.policy.module.state_dict()
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, initial)
+    prompts = Prompts(run.config, run.core("train", run.policy.spec, scenes=0).spec.scenes)
+    prompts.write(run.directory)
+    total = len(prompts) * run.config.rollout.group_size // cosmos.global_batch
+    if total < 1:
+        raise SimulatorError(
+            f"{len(prompts)} prompts × rollout.group_size = {run.config.rollout.group_size} episodes are less than one "
+            f"training step of {cosmos.global_batch}; raise cosmos.train.epoch",
+            code="NO_STEP",
+        )
+    return min(total, cosmos.train.max_num_steps or total)
