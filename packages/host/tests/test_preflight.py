@@ -132,14 +132,14 @@ def test_a_model_that_does_not_fit_says_how_much_it_needs(good_tools, tmp_path):
     good_tools("nvidia-smi", "printf '0, GPU-0a, Tiny, 1, 570.1\\n1, GPU-1a, Tiny, 1, 570.1\\n'")
     path = checkpoint(tmp_path / "model", trainable=200_000, frozen=50_000)
     problems = found(*SMOKE, f"policy.model.path={path}")
-    # float32: (4 · 200,000 + 50,000) · 4 bytes = 3.4 MB on a GPU of 1 MiB; bfloat16 rollout: 250,000 · 2 = 0.5 MB fits.
+    # float32: (4 · 200,000 + 50,000) · 4 bytes = 3.4 MB on a GPU of 1.05 MB; a rollout's 250,000 · 4 = 1 MB fit.
     problem = problems["cosmos.policy.parallelism.dp_shard_size"]
     assert "need at least 0.0 GB on each policy GPU" in problem.message
     assert "cosmos.rollout.parallelism.dp_shard_size" not in problems
     # Over four GPUs: 0.85 MB each.
-    assert compose(SMOKE).cosmos.gpu_bytes(200_000, 50_000) == (3_400_000, 500_000)
+    assert compose(SMOKE).cosmos.gpu_bytes(200_000, 50_000) == (3_400_000, 1_000_000)
     four = compose([*SMOKE, "cosmos.policy.parallelism.dp_shard_size=4"])
-    assert four.cosmos.gpu_bytes(200_000, 50_000) == (850_000, 500_000)
+    assert four.cosmos.gpu_bytes(200_000, 50_000) == (850_000, 1_000_000)
 
 
 def test_a_batch_that_does_not_divide_names_the_next_one_that_does():

@@ -178,7 +178,9 @@ def _gpus(config: RunConfig, command: str, machine: Machine) -> Iterator[Problem
     spelt = " + ".join(f"{count} {role}" for part in parts.values() for role, count in part.items() if count)
     if not needed:
         shares = config.simulator.type == "alpasim" and not getattr(config.simulator.config, "addresses", None)
-        if topology.gpus_per_node and not shares:
+        # Cosmos-RL with its stand-in for CUDA: the same experiment, roles and all, on a CPU.
+        stands_in = config.trainer.type == "cosmos" and config.cosmos.device == "cpu"
+        if topology.gpus_per_node and not (shares or stands_in):
             yield Problem(
                 "topology.gpus_per_node",
                 topology.gpus_per_node,
@@ -254,12 +256,11 @@ def _gpu_memory(config: RunConfig, command: str, machine: Machine) -> Iterator[P
         ("rollout", rollout, "cosmos.rollout.parallelism.dp_shard_size=…"),
     ):
         if needed > least:
-            dtype = train.master_dtype if role == "policy" else train.param_dtype
             yield Problem(
                 f"cosmos.{role}.parallelism.dp_shard_size",
                 getattr(config.cosmos, role).parallelism.dp_shard_size,
-                f"{size:.2f} billion parameters in {dtype} need at least {needed / 1e9:.1f} GB on each {role} GPU "
-                f"before activations, and the smallest has {least / 1e9:.1f} GB",
+                f"{size:.2f} billion parameters in {train.master_dtype} need at least {needed / 1e9:.1f} GB on each "
+                f"{role} GPU before activations, and the smallest has {least / 1e9:.1f} GB",
                 remedy,
             )
 

@@ -89,10 +89,27 @@ def status(run_directory: RunDir) -> None:
             )
         if facts["condition"] == "killed" and job is None:
             typer.echo(f"left       {len(alive)} processes; clear up: alpagym clean {directory}")
+    for line in _cosmos(directory):
+        typer.echo(line)
     if state is not None and state.cause:
         typer.echo(f"cause      {state.cause}")
     if facts["condition"] in ("stopped", "failed", "killed") and not (job is not None and job.active):
         typer.echo(f"to go on   alpagym resume {directory}")
+
+
+def _cosmos(directory: Path) -> Iterator[str]:
+    """How a Cosmos-RL job stands, and what its numbers are a sign of."""
+    from alpagym_runtime.run_config import load_run_config
+    from alpagym_runtime.trainers.cosmos.monitor import job_state
+
+    if not (directory / "cosmos").is_dir() or (found := job_state(directory, load_run_config(directory))) is None:
+        return
+    for what, text in found.lines:
+        yield f"{what:<10} {text}"
+    for sign in found.signs:
+        yield f"{'healthy' if sign.healthy else 'sick':<10} {sign.name}: {sign.text}"
+        for number, remedy in enumerate(sign.remedies, 1):
+            yield f"           {number}. {remedy}"
 
 
 def logs(

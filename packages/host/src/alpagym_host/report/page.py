@@ -10,7 +10,7 @@ from typing import Any
 
 from alpagym_host.report.figures import COLOURS, SHADES, Line, Picture, bars, drive, lines, shares
 from alpagym_host.report.run_data import NAMES, RESAMPLES, RunData
-from alpagym_host.report.signs import manner, signs
+from alpagym_host.report.signs import Sign, manner, signs
 from alpagym_plugins import ConfigError
 from alpagym_runtime.files import write_atomic
 from alpagym_runtime.rollouts.references import RECORDING
@@ -103,6 +103,7 @@ def _run(run: RunData, letter: str, colour: str) -> dict[str, Any]:
             "CPU time": f"{summary['cpu_s']:.0f} s",
             "peak memory": f"{summary['peak_rss_bytes'] / 1e9:.2f} GB",
             **_workers(summary),
+            **({} if run.cosmos is None else {f"Cosmos-RL: {what}": text for what, text in run.cosmos.lines}),
             "config hash": summary["config_hash"],
             "processor": summary["cpu"],
             "versions": ", ".join(f"{name} {version}" for name, version in summary["versions"].items()),
@@ -113,7 +114,7 @@ def _run(run: RunData, letter: str, colour: str) -> dict[str, Any]:
         "name": run.name,
         "facts": facts,
         "tiles": _tiles(run),
-        "signs": signs(run.evaluations, run.comparisons, run.training(), run.references),
+        "signs": [*_cosmos_signs(run), *signs(run.evaluations, run.comparisons, run.training(), run.references)],
         "evaluations": [(NAMES[name], evaluation) for name, evaluation in shown.items()],
         "manners": _manners(run),
         "families": _families(shown),
@@ -123,6 +124,15 @@ def _run(run: RunData, letter: str, colour: str) -> dict[str, Any]:
         "trouble": _trouble(run),
         "config": run.config_text,
     }
+
+
+def _cosmos_signs(run: RunData) -> list[Sign]:
+    """What the numbers of a Cosmos-RL job are a sign of, with the remedies in their order."""
+    found = [] if run.cosmos is None else [sign for sign in run.cosmos.signs if not sign.healthy]
+    return [
+        Sign("watch", f"Cosmos-RL: {sign.name}", f"{sign.text}. First: {'; then: '.join(sign.remedies)}")
+        for sign in found
+    ]
 
 
 def _workers(summary: Mapping[str, Any]) -> dict[str, str]:

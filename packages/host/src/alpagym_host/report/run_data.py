@@ -20,7 +20,9 @@ from alpagym_runtime.rollouts.references import hold_against
 from alpagym_runtime.rollouts.statistics import compare, summarise
 from alpagym_runtime.rollouts.table import FILE as TABLE
 from alpagym_runtime.rollouts.table import Row, read_rows
+from alpagym_runtime.run_config import load_run_config
 from alpagym_runtime.secrets import redacted
+from alpagym_runtime.trainers.cosmos.monitor import JobState, job_state
 
 RESAMPLES = 2000
 WARM = ("warm_start", "start")
@@ -42,6 +44,7 @@ class RunData:
         comparisons: of `final` and `best` with what training started from.
         references: the recording and policies that cheat in the same scenes, as `hold_against` has them.
         videos: what `videos/final.json` says.
+        cosmos: how a job of Cosmos-RL went; None where there was none.
 
     """
 
@@ -54,6 +57,7 @@ class RunData:
     comparisons: list[dict[str, Any]] = field(default_factory=list)
     references: dict[str, dict[str, Any]] = field(default_factory=dict)
     videos: list[dict[str, Any]] = field(default_factory=list)
+    cosmos: JobState | None = None
 
     @property
     def name(self) -> str:
@@ -100,6 +104,8 @@ def load_run(path: Path) -> RunData:
     run.references = hold_against(read_rows(directory / REFERENCES), held, RESAMPLES)
     about = directory / "videos" / "final.json"
     run.videos = read_json(about) if about.is_file() else []
+    if (directory / "cosmos").is_dir():
+        run.cosmos = job_state(directory, load_run_config(directory))
     return run
 
 

@@ -36,11 +36,15 @@ METRICS: dict[str, Metric] = {
     "episodes_retried": Metric("attempts that failed and were made again"),
     "episodes_failed": Metric("episodes given up after all retries"),
     "episodes_stale": Metric("episodes of weights that are older than trainer.max_lag allows"),
+    "episodes_trained": Metric("episodes that Cosmos-RL handed to the policy replicas, the stale ones left out"),
     # workers
     "workers/": Metric("alive: connected; restarts, lost: of workers and of episodes with them; queued: to be driven"),
     # groups and decisions
     "groups": Metric("groups of the step"),
     "groups_dropped": Metric("groups with too few valid episodes"),
+    "groups_collapsed": Metric(
+        "share of the groups whose rewards are all equal, of those with two drives in the batch"
+    ),
     "groups_informative": Metric("groups whose rewards differ, so that they teach something"),
     "decisions": Metric("decisions in valid groups"),
     "decisions_kept": Metric("decisions whose advantage is worth a gradient"),
@@ -57,6 +61,7 @@ METRICS: dict[str, Metric] = {
     "value_mean": Metric("mean value of the states, before the step"),
     "explained_variance": Metric("share of the returns' variance that the value explained before the step"),
     "advantage_std": Metric("standard deviation of the advantages before normalisation"),
+    "learning_rate": Metric("learning rate of the step"),
     "gradient_norm": Metric("norm of the gradient before clipping"),
     "steps_refused": Metric("optimiser steps refused because something was not finite"),
     "staleness_mean": Metric("mean age of the weights that decided, in versions"),
@@ -69,6 +74,7 @@ METRICS: dict[str, Metric] = {
     # time
     "seconds": Metric("the whole step", "s"),
     "seconds_drive": Metric("making episodes: simulate, observe, render, act and the rest of the loop", "s"),
+    "seconds_fetch": Metric("reading a step's episodes from the rollouts", "s"),
     "seconds_train": Metric("forward, backward and optimiser", "s"),
     "seconds_simulate": Metric("the world's steps, with their observations unless in a thread of its own", "s"),
     "seconds_observe": Metric("observations on their own, and labels; without cameras", "s"),

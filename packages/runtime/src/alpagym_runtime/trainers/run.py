@@ -232,10 +232,11 @@ class Run:
     ) -> DrivingCore:
         """A core over a split of the dataset; made once.
 
-        Its first `scenes` (None: all) are loaded under a bar, unless workers drive: they load what they are given.
+        Its first `scenes` (None: all, 0: none) are loaded under a bar, unless workers drive: they load what they are
+        given.
         """
         core, new = self._cores.core(self._cores.world(split, labels), policy_spec)
-        if new and self.pool is None:
+        if new and self.pool is None and scenes != 0:
             loaded = core.spec.scenes[:scenes]
             self.reporter.stage(f"scenes {split}", len(loaded), "scenes")
             for scene_id in loaded:

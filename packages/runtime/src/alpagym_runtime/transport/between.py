@@ -30,6 +30,9 @@ def build_transport(config: RunConfig, role: str, directory: Path) -> Transport:
 
 def _chosen(config: RunConfig) -> Any:
     chosen = config.transport.config
+    if config.trainer.type == "cosmos" and isinstance(chosen, MemoryConfig):
+        # A rollout worker may end before the policy worker has read its last drives: they must outlive it.
+        return DiskConfig(limit_mb=chosen.limit_mb, expire_s=chosen.expire_s)
     if config.has_workers and isinstance(chosen, MemoryConfig):
         kind = SharedMemoryConfig if config.deploy.kind == "local" else DiskConfig
         return kind(limit_mb=chosen.limit_mb, expire_s=chosen.expire_s)

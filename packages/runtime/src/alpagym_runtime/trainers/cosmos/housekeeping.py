@@ -1,0 +1,136 @@
+"""What a Cosmos-RL job must be kept from doing on a machine that others use too.
+
+Each of these replaces a function of exactly the release that `version` lets through; where one is gone, the job ends
+with its name.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from alpagym_runtime.children import Identity
+from alpagym_runtime.trainers.cosmos.tables import FOLDER
+
+OWNER = "ALPAGYM_COSMOS_OWNER"
+"""The variable that tells workers which process they work for (an `Identity` as JSON)."""
+SECRET = "ALPAGYM_COSMOS_SECRET"
+"""The variable with the password of the job's Redis."""
+EVERYWHERE = "ALPAGYM_COSMOS_LISTEN"
+"""The variable that opens controller and Redis to other machines; only where a job spans several nodes."""
+LOOPBACK = "127.0.0.1"
+COMMAND_WAIT_MS = 50
+_LOOK_S = 1.0
+_GRACE_S = 10.0
+
+
+def owner_variables(owner: Identity) -> dict[str, str]:
+    """The environment of a job's processes: whom they work for, and a fresh password."""
+    described = {"pid": owner.pid, "started": owner.started, "boot": owner.boot}
+    return {OWNER: json.dumps(described), SECRET: secrets.token_hex(16)}
+
+
+def read_commands_often() -> None:
+    """Shorten the blocking read of commands: in colocated mode each training step waits for it to end (10 s)."""
+    from cosmos_rl.utils import constant
+
+    _need(constant.RedisStreamConstant, "CMD_READING_TIMEOUT_MS")
+    constant.RedisStreamConstant.CMD_READING_TIMEOUT_MS = COMMAND_WAIT_MS
+
+
+def keep_to_this_machine(directory: Path) -> None:
+    """Bind controller and Redis to loopback, with a password; on several nodes to all addresses, with a password."""
+    from cosmos_rl.utils import network_util, redis_stream
+
+    everywhere = os.environ.get(EVERYWHERE) == "1"
+    if not everywhere:
+        _replace(network_util, "bind_available_port", _bind_loopback)
+        _replace(network_util, "get_eth_ips", lambda: [LOOPBACK])
+    secret = os.environ.get(SECRET)
+    plain = network_util.write_redis_config
+    folder = directory / FOLDER
+
+    def write_redis_config(port: int, logfile: str, *args: Any, **options: Any) -> str:
+        path: str = plain(port, str(folder / "redis.log"), *args, **options)
+        text = Path(path).read_text()
+        Path(path).write_text(redis_text(text, folder, secret, everywhere))
+        return path
+
+    _replace(network_util, "write_redis_config", write_redis_config)
+    if secret:
+        os.environ["REDISCLI_AUTH"] = secret  # for the controller's own redis-cli
+        client = _need(redis_stream, "redis").Redis
+        client.__init__ = functools.partialmethod(client.__init__, password=secret)
+
+
+def redis_text(text: str, folder: Path, secret: str | None, everywhere: bool) -> str:
+    """A configuration of Redis, less its openness: addresses, password, and a folder of the run's for its files."""
+    changes = [
+        (r"^bind .*$", "bind 0.0.0.0" if everywhere else f"bind {LOOPBACK}"),
+        (r"^protected-mode .*$", "protected-mode yes"),
+        (r"^dir .*$", f"dir {folder}"),
+    ]
+    for pattern, line in changes:
+        text, count = re.subn(pattern, line, text, flags=re.MULTILINE)
+        if count != 1:
+            raise RuntimeError(
+                f"Cosmos-RL's configuration of Redis has {count} lines {pattern!r} where one is expected"
+            )
+    return text + (f"\nrequirepass {secret}\n" if secret else "")
+
+
+def end_with_owner() -> None:
+    """End this process when the one that it works for is gone, however that went; nothing happens on other machines."""
+    text = os.environ.get(OWNER)
+    if not text:
+        return
+    owner = Identity(**json.loads(text))
+
+    def watch() -> None:
+        while owner.alive:
+            time.sleep(_LOOK_S)
+        # In order first: the controller takes its Redis along.
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_GRACE_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="alpagym-owner", daemon=True).start()
+
+
+def _bind_loopback(start_port: int, max_port: int = 65536) -> socket.socket:
+    """A listening socket on the first free port of loopback."""
+    for port in range(start_port, max_port):
+        made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            made.bind((LOOPBACK, port))
+            made.listen(128)
+            return made
+        except OSError:
+            made.close()
+    raise RuntimeError(f"no port from {start_port} to {max_port - 1} is free on {LOOPBACK}")
+
+
+def _need(owner: Any, name: str) -> Any:
+    if not hasattr(owner, name):
+        raise RuntimeError(f"this Cosmos-RL has no {name} in {owner!r}; it is not the release that was checked")
+    return getattr(owner, name)
+
+
+def _replace(module: ModuleType, name: str, by: Any) -> None:
+    """Replace a function, also where it was imported by name already."""
+    old = _need(module, name)
+    for other in list(sys.modules.values()):
+        if getattr(other, "__name__", "").startswith("cosmos_rl") and other.__dict__.get(name) is old:
+            setattr(other, name, by)

@@ -1,0 +1,297 @@
+"""A Cosmos-RL job as children of the run's own process: started, watched, and taken down with all that it started.
+
+Cosmos-RL itself waits for ever for a worker that never came, goes on when one has died, and leaves its Redis behind.
+So: workers must say that they are there in time, training steps must come in time, and the end of any process that
+should live ends the job within seconds, with what that process said last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+import sys
+import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+from alpagym_runtime.children import Child, Children, identify
+from alpagym_runtime.errors import ConfigError
+from alpagym_runtime.files import write_json
+from alpagym_runtime.run_config import RunConfig
+from alpagym_runtime.trainers.cosmos.double import MAIL
+from alpagym_runtime.trainers.cosmos.housekeeping import LOOPBACK, owner_variables
+from alpagym_runtime.trainers.cosmos.journal import Journal, Worker
+from alpagym_runtime.trainers.cosmos.monitor import STATUS, Logs, Seen, plain
+from alpagym_runtime.trainers.cosmos.place import RUN
+from alpagym_runtime.trainers.cosmos.tables import FOLDER, MODEL, OUTPUT, cosmos_config, placeholder_model, to_toml
+
+MODULE = "alpagym_runtime.trainers.cosmos"
+TOML = "config.toml"
+_FAILURE_GRACE_S = 3.0
+_LOOK_AGAIN_S = 2.0  # a worker that says why it ends does so before it is gone
+_LAST_LINES = 12
+_END_S = 90.0  # Cosmos-RL's own: a policy worker sleeps 15 s before it ends
+
+
+class JobError(RuntimeError):
+    """The job ended, or had to be ended, before its last step; says which part and what it said last."""
+
+
+class Job:
+    """See the module's text.
+
+    Args:
+        config: the run's.
+        directory: the run's.
+        program: what starts the job; Cosmos-RL's launcher by default.
+
+    """
+
+    def __init__(self, config: RunConfig, directory: Path, program: Sequence[str] | None = None) -> None:
+        self._config, self._directory, self._program = config, directory, program
+        self._folder = directory / FOLDER
+        self._children: Children | None = None
+        self._launcher: Child | None = None
+        self._journal = Journal(directory)
+        self._logs = Logs(self._folder / "logs", self._folder / "launcher.log")
+        self._began_s = self._progress_s = 0.0
+        self._step, self._everybody = 0, False
+
+    @property
+    def seen(self) -> Seen:
+        """What the logs said so far."""
+        return self._logs.seen
+
+    def start(self, resume: bool) -> None:
+        """Start launcher, controller and workers.
+
+        Raises:
+            ConfigError: redis-server is missing; says how to get it.
+
+        """
+        if shutil.which("redis-server") is None:
+            raise ConfigError(
+                "Cosmos-RL starts a Redis, and redis-server is not on PATH: apt-get install redis-server", key="trainer"
+            )
+        self._journal.clear_workers()
+        write_config(self._config, self._directory, resume)
+        self._logs.skip()
+        self._children = Children()
+        argv = self._program or launch_command(self._config, self._directory)
+        log = self._folder / "launcher.log"
+        self._launcher = self._children.start("cosmos", argv, log=log, environment=self._environment())
+        self._began_s = self._progress_s = time.monotonic()
+        self._everybody = False
+
+    def check(self, wait_s: float, step: int, total: int) -> bool:
+        """Wait a little and look at everything; False when the job has ended as it should.
+
+        Args:
+            wait_s: longest wait.
+            step: the last training step that is known.
+            total: the last one that there will be.
+
+        Raises:
+            JobError: it has ended otherwise, or will not go on; everything is down.
+
+        """
+        assert self._children is not None
+        assert self._launcher is not None
+        self._children.ended(wait_s)
+        seen = self._logs.look()
+        self._tell()
+        now_s = time.monotonic()
+        if step > self._step:
+            self._step, self._progress_s = step, now_s
+        done = step >= total
+        code = self._launcher.code
+        if code == 0 and done:
+            return False
+        if code is not None:
+            self._fail(f"Cosmos-RL ended with code {code} after step {step}", "launcher")
+        workers = self._journal.workers()
+        for name, worker in workers.items():
+            if worker.failure:
+                self._fail(f"{name} ended: {worker.failure}", worker.role)
+        if not done:
+            gone = [name for name, worker in workers.items() if self._is_gone(worker)]
+            if gone or seen.died:
+                # Whoever died may have had the time to say why.
+                time.sleep(_LOOK_AGAIN_S)
+                for name, worker in self._journal.workers().items():
+                    if worker.failure:
+                        self._fail(f"{name} ended: {worker.failure}", worker.role)
+                codes = ", ".join(f"process {pid} with code {code}" for pid, code in seen.died.items())
+                self._fail(f"a worker has died ({', '.join(gone) or codes})", (gone or ["rollout"])[0].split("-")[0])
+            if not self._everybody:
+                self._everybody = self._registered(workers, now_s)
+                self._progress_s = now_s
+            elif now_s - self._progress_s > self._config.cosmos.watchdog_s:
+                stuck = f"; rollouts waited {seen.rejected} times for newer weights" if seen.rejected else ""
+                self._fail(
+                    f"no training step for {self._config.cosmos.watchdog_s:g} s (cosmos.watchdog_s) after step {step} "
+                    f"of {total}{stuck}",
+                    "controller",
+                )
+        elif now_s - self._progress_s > _END_S:
+            # All steps are made and kept. What does not end by itself is ended.
+            self.stop()
+            return False
+        return True
+
+    def ask_to_stop(self) -> bool:
+        """Ask for an end after the step in hand, with a checkpoint; False where nobody can be asked."""
+        request = urllib.request.Request(
+            f"http://{LOOPBACK}:{self._controller_port()}/api/request_stop",
+            json.dumps({"reason": "the run was asked to stop"}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=5.0) as answer:
+                return bool(json.loads(answer.read()).get("accepted"))
+        except (OSError, ValueError):
+            return False
+
+    def wait_for_end(self, limit_s: float) -> bool:
+        """Wait for the launcher's end; whether it came in time."""
+        assert self._children is not None
+        assert self._launcher is not None
+        deadline_s = time.monotonic() + limit_s
+        while self._launcher.code is None and time.monotonic() < deadline_s:
+            self._children.ended(0.5)
+            self._logs.look()
+        return self._launcher.code is not None
+
+    def stop(self, grace_s: float = _FAILURE_GRACE_S) -> None:
+        """End every process of the job; idempotent."""
+        children, self._children = self._children, None
+        if children is not None:
+            children.close(grace_s)
+        self._tell()
+        shutil.rmtree(self._folder / "mail", ignore_errors=True)
+
+    # ------------------------------------------------------------
+
+    def _registered(self, workers: dict[str, Worker], now_s: float) -> bool:
+        cosmos = self._config.cosmos
+        wanted = {"policy": cosmos.policy.parallelism.gpus, "rollout": cosmos.rollout.parallelism.gpus}
+        there = {role: sum(worker.role == role for worker in workers.values()) for role in wanted}
+        if all(there[role] >= count for role, count in wanted.items()):
+            return True
+        if now_s - self._began_s > cosmos.register_timeout_s:
+            missing = " and ".join(f"{there[r]} of {n} {r} workers" for r, n in wanted.items() if there[r] < n)
+            role = next(role for role, count in wanted.items() if there[role] < count)
+            self._fail(
+                f"{missing} said that they are there within {cosmos.register_timeout_s:g} s "
+                "(cosmos.register_timeout_s)",
+                role,
+            )
+        return False
+
+    def _fail(self, what: str, role: str) -> None:
+        text = self._last_words(role)
+        self.stop()
+        raise JobError(f"{what}{text}")
+
+    def _last_words(self, role: str) -> str:
+        """Last lines of a part's log; if another part tells of an error and this one does not, of that."""
+        newest = self._logs.newest
+        logs = sorted(newest.glob("*.log"), key=lambda log: not log.name.startswith(role)) if newest is not None else []
+        texts = {log: log.read_text(errors="replace") for log in [*logs, self._folder / "launcher.log"]}
+        log = next((log for log, text in texts.items() if "Traceback" in text), next(iter(texts)))
+        lines = [line for line in texts[log].splitlines() if line.strip()]
+        return f"; last in {log}:\n" + "\n".join(lines[-_LAST_LINES:])
+
+    @staticmethod
+    def _is_gone(worker: Worker) -> bool:
+        """Whether a worker of this machine was ended before its end."""
+        me = identify(os.getpid())
+        here = me is not None and worker.process.boot == me.boot
+        return here and not worker.ended and not worker.process.alive
+
+    def _tell(self) -> None:
+        with contextlib.suppress(OSError):
+            write_json(self._folder / STATUS, plain(self._logs.seen))
+
+    def _controller_port(self) -> int:
+        with contextlib.suppress(OSError):
+            for line in (self._folder / "launcher.log").read_text(errors="replace").splitlines()[::-1]:
+                if "Controller will be launched locally on port" in line:
+                    return int(line.rpartition("port")[2].strip(" ."))
+        return self._config.cosmos.controller_port
+
+    def _environment(self) -> dict[str, str]:
+        me = identify(os.getpid())
+        assert me is not None
+        tools = self._folder / "bin"
+        tools.mkdir(exist_ok=True)
+        # Cosmos-RL's scripts call `python`; without this it may be another one, or none.
+        _program(tools / "python", f'exec "{sys.executable}" "$@"')
+        extra = {
+            RUN: str(self._directory.absolute()),
+            "PATH": f"{tools}:{os.environ.get('PATH', '')}",
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "COSMOS_CACHE_DIR": str(self._folder / "cache"),
+            "PYTHONUNBUFFERED": "1",
+            **owner_variables(me),
+        }
+        if self._config.cosmos.device == "cpu":
+            cosmos = self._config.cosmos
+            count = cosmos.policy.parallelism.gpus + cosmos.rollout.parallelism.gpus
+            shown = next(n for n in (1, 2, 4, 8, count) if n >= count)
+            _program(tools / "nvidia-smi", f'for i in $(seq 0 {shown - 1}); do echo "GPU $i: stand-in"; done')
+            mail = self._folder / "mail"
+            shutil.rmtree(mail, ignore_errors=True)
+            mail.mkdir()
+            extra |= {MAIL: str(mail), "OMP_NUM_THREADS": str(self._config.run.torch_threads)}
+        else:
+            (tools / "nvidia-smi").unlink(missing_ok=True)
+            extra["NCCL_NVLS_ENABLE"] = os.environ.get("NCCL_NVLS_ENABLE", "0")
+        return {**os.environ, **extra}
+
+
+def write_config(config: RunConfig, directory: Path, resume: bool) -> Path:
+    """Put Cosmos-RL's TOML where its processes read it; its path."""
+    folder = directory.absolute() / FOLDER
+    folder.mkdir(exist_ok=True)
+    (folder / MODEL).write_text(placeholder_model())
+    (folder / TOML).write_text(to_toml(cosmos_config(config, directory, resume)))
+    return folder / TOML
+
+
+def launch_command(config: RunConfig, directory: Path, node: Sequence[str] = ()) -> list[str]:
+    """What starts a job, or one node's part of it.
+
+    Args:
+        config: the run's.
+        directory: the run's.
+        node: options that say which node of several this is.
+
+    """
+    cosmos, folder = config.cosmos, directory.absolute() / FOLDER
+    return [
+        *(sys.executable, "-m", f"{MODULE}.launcher"),
+        *("--config", str(folder / TOML)),
+        *("--policy", str(cosmos.policy.parallelism.n_init_replicas)),
+        *("--rollout", str(cosmos.rollout.parallelism.n_init_replicas)),
+        *("--log-dir", str(folder / "logs")),
+        *(node or ("--port", str(cosmos.controller_port))),
+        f"{MODULE}.entry",
+    ]
+
+
+def newest_checkpoint(directory: Path) -> int:
+    """The step of Cosmos-RL's newest checkpoint that is whole; 0 where there is none."""
+    places = (directory / FOLDER / OUTPUT / "checkpoints").glob("step_*/policy")
+    whole = [p for p in places if (p / "cosmos_config").is_file() and (p / ".rank_0_complete").is_file()]
+    return max((int(place.parent.name.removeprefix("step_")) for place in whole), default=0)
+
+
+def _program(path: Path, command: str) -> None:
+    path.write_text(f"#!/bin/sh\n{command}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)

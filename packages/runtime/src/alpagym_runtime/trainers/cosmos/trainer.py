@@ -1,0 +1,140 @@
+"""`trainer=cosmos` in the run's own process: starts a Cosmos-RL job, takes its steps into the run, evaluates, ends it.
+
+The job trains and keeps its checkpoints by itself. This process reads its steps from the run directory, and where one
+has weights kept it takes them as the run's: evaluations on held-out scenes, the best checkpoint and the report are
+those of every other trainer, and an evaluation holds up no GPU of the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from alpagym_runtime.errors import SimulatorError
+from alpagym_runtime.trainers.base import StopTraining
+from alpagym_runtime.trainers.checkpoints import load_weights
+from alpagym_runtime.trainers.cosmos.config import CosmosTrainerConfig
+from alpagym_runtime.trainers.cosmos.journal import Journal, Step
+from alpagym_runtime.trainers.cosmos.prompts import Prompts
+from alpagym_runtime.trainers.cosmos.supervisor import Job, JobError, newest_checkpoint
+from alpagym_runtime.trainers.cosmos.tables import FOLDER, INITIAL
+from alpagym_runtime.trainers.cosmos.version import require_version
+from alpagym_runtime.trainers.run import load_into
+from alpagym_runtime.trainers.sft.trainer import SftTrainer
+
+if TYPE_CHECKING:
+    from alpagym_runtime.trainers.run import Run
+
+STAGE = "cosmos"
+_LOOK_S = 0.5
+
+
+class CosmosTrainer:
+    """See the module's text."""
+
+    def __init__(self, config: CosmosTrainerConfig) -> None:
+        self._config = config
+
+    def fit(self, run: Run) -> None:
+        """Evaluate, warm start, evaluate, train, evaluate."""
+        require_version()
+        run.evaluate_policy("start")
+        if self._config.warm_start is not None:
+            SftTrainer(self._config.warm_start).train(run)
+            run.evaluate_policy("warm_start")
+        if not run.stage_done(STAGE):
+            self._train(run)
+        run.conclude()
+
+    def _train(self, run: Run) -> None:
+        directory, cosmos = run.directory, run.config.cosmos
+        total = prepare(run)
+        journal, job = Journal(directory), Job(run.config, directory)
+        # What the run keeps of the job has no optimiser: that is in the job's own checkpoints.
+        blank = torch.optim.SGD(run.policy.module.parameters(), lr=0.0)
+        done = run.begin_stage(STAGE, total, "steps", blank)
+        left = cosmos.restarts
+        while True:
+            try:
+                newest = newest_checkpoint(directory)
+                journal.forget(newest)  # what is not in a checkpoint is made again
+                if newest >= total:
+                    for step in journal.steps(done):
+                        self._take(run, journal, step, blank)
+                    return
+                job.start(resume=newest > 0)
+                for step in self._steps(run, job, journal, done, total):
+                    done, left = self._take(run, journal, step, blank), cosmos.restarts
+                return
+            except JobError as err:
+                if not left:
+                    raise SimulatorError(
+                        f"{err}\nto go on from the last checkpoint: alpagym resume {directory}", code="COSMOS"
+                    ) from err
+                left -= 1
+                run.reporter.note(f"{str(err).splitlines()[0]}; started again from the last checkpoint")
+            except StopTraining:
+                self._stop(run, job, journal, done, blank)
+                raise
+            finally:
+                job.stop()
+
+    def _steps(self, run: Run, job: Job, journal: Journal, done: int, total: int) -> Iterator[Step]:
+        """Steps of the job beyond `done`, as they come, to its end.
+
+        Discarded episodes may make it shorter than `total`; each step says anew how long it will be.
+        """
+        running = True
+        while running:
+            run.check_stop()
+            running = job.check(_LOOK_S, done, total)
+            for step in journal.steps(done):
+                done, total = step.step, step.total
+                yield step
+
+    def _take(self, run: Run, journal: Journal, step: Step, blank: torch.optim.Optimizer) -> int:
+        """Make a step of the job one of the run's; its number."""
+        weights = journal.exported(step.step)
+        if weights is not None:
+            load_into(run.policy, load_weights(weights), step.step, str(weights))
+        run.end_step(STAGE, step.step, step.total, step.numbers, step.seconds, blank)
+        journal.release(step.step)
+        return step.step
+
+    def _stop(self, run: Run, job: Job, journal: Journal, done: int, blank: torch.optim.Optimizer) -> None:
+        """An end in order where the job can be asked for one; else what the last checkpoint holds is kept."""
+        if job.ask_to_stop():
+            job.wait_for_end(run.config.deploy.grace_s)
+            for step in journal.steps(done):
+                with contextlib.suppress(StopTraining):
+                    self._take(run, journal, step, blank)
+
+
+def prepare(run: Run) -> int:
+    """Put the first weights and the prompts where workers read them; the number of training steps.
+
+    Raises:
+        SimulatorError: the scenes do not fill one step.
+
+    """
+    folder, cosmos = run.directory / FOLDER, run.config.cosmos
+    folder.mkdir(exist_ok=True)
+    initial = folder / INITIAL
+    if not initial.is_file():
+        from safetensors.torch import save_file
+
+        state = run.policy.module.state_dict()
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, initial)
+    prompts = Prompts(run.config, run.core("train", run.policy.spec, scenes=0).spec.scenes)
+    prompts.write(run.directory)
+    total = len(prompts) * run.config.rollout.group_size // cosmos.global_batch
+    if total < 1:
+        raise SimulatorError(
+            f"{len(prompts)} prompts × rollout.group_size = {run.config.rollout.group_size} episodes are less than one "
+            f"training step of {cosmos.global_batch}; raise cosmos.train.epoch",
+            code="NO_STEP",
+        )
+    return min(total, cosmos.train.max_num_steps or total)

@@ -1,0 +1,468 @@
+"""Our side of a Cosmos-RL job, without Cosmos-RL: prompts, groups, parcels, steps, digests, the TOML."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from alpagym_plugins import ConfigError
+from alpagym_runtime.envs.core import DrivingCore, build_terms
+from alpagym_runtime.errors import SimulatorError
+from alpagym_runtime.rollouts.collector import Collector
+from alpagym_runtime.run_config import from_mapping
+from alpagym_runtime.testing.examples import assert_same
+from alpagym_runtime.testing.toy_config import ToyConfig
+from alpagym_runtime.trainers.cosmos.digests import Digests, WeightsError, digest
+from alpagym_runtime.trainers.cosmos.double import Mail
+from alpagym_runtime.trainers.cosmos.groups import Driven, Groups, credited
+from alpagym_runtime.trainers.cosmos.housekeeping import redis_text
+from alpagym_runtime.trainers.cosmos.journal import Journal, Presence, Step
+from alpagym_runtime.trainers.cosmos.learning import Lesson, fresh_enough, learn, loop_config, rate_share, step_data
+from alpagym_runtime.trainers.cosmos.parcels import receive, send
+from alpagym_runtime.trainers.cosmos.prompts import Prompts, number_of
+from alpagym_runtime.trainers.cosmos.tables import cosmos_config, to_toml
+from alpagym_runtime.trainers.grpo.advantages import group_advantages
+from alpagym_runtime.trainers.scenes import scenes_of_step
+from alpagym_runtime.transport.between import build_transport
+from alpagym_runtime.types import Sampling
+
+SCENES = ("toy-0", "toy-1", "toy-2", "toy-3")
+
+
+def mapping(**sections):
+    return {
+        "run": {"seed": 3},
+        "simulator": {"type": "toy"},
+        "dataset": {"train_scenes": 4, "val_scenes": 2, "test_scenes": 3},
+        "expected_valid_steps": 12,
+        "policy": {"type": "waypoint", "hidden": 16, "actors": 1},
+        "reward": {
+            "terms": {"progress": {"type": "progress", "scale": 1.0}, "collision": {"type": "collision", "scale": -1.0}}
+        },
+        "rollout": {"slots": 8, "group_size": 4, "scenes_per_step": 2},
+        "transport": {"type": "memory"},
+        "trainer": {"type": "cosmos", "least_advantage": 0.0},
+        "evaluation": {"bootstrap": 100, "every_updates": 2, "videos": False},
+        "checkpoint": {"every_updates": 2},
+        "cosmos": {"train": {"train_batch_per_replica": 8, "param_dtype": "float32", "optm_lr": 0.01}},
+    } | sections
+
+
+def configure(**sections):
+    return from_mapping(mapping(**sections))
+
+
+def policy_of(config):
+    return config.policy.config.build("cpu")
+
+
+def groups_of(config, policy=None, world=None, redraws=2, batch_s=60.0):
+    """Groups in the toy world, and how many simulators were built for them."""
+    built = []
+    policy = policy or policy_of(config)
+
+    def make():
+        simulator = (world or ToyConfig()).build(policy.spec, config.dataset, 8, ())
+        built.append(simulator)
+        core = DrivingCore(simulator, build_terms(config.reward, simulator), policy.spec)
+        return Collector(core, policy, retries=0), core.close
+
+    return Groups(Prompts(config, SCENES), make, config.rollout.group_size, redraws, batch_s), built
+
+
+def drives(config, numbers=(0, 1), **options):
+    groups, _ = groups_of(config, **options)
+    return groups.drive(numbers, Sampling())
+
+
+# ---------------------------------------------------------------- prompts
+
+
+def test_a_prompt_means_the_scene_and_seeds_of_grpo():
+    prompts = Prompts(configure(), SCENES)
+    # 8 episodes a step are 2 groups of 4: prompts 0 and 1 are step 0, prompt 5 is group 1 of step 2.
+    assert prompts.request(5, 0).scene_id == scenes_of_step(SCENES, {}, 2, 0.0, 3, 2)[1]
+    world = {prompts.request(5, member).world_seed for member in range(4)}
+    assert len(world) == 1
+    assert len({prompts.request(5, member).policy_seed for member in range(4)}) == 4
+    assert prompts.request(5, 1) == Prompts(configure(), SCENES).request(5, 1)
+
+
+def test_every_pass_over_the_scenes_has_prompts_of_its_own():
+    config = configure(cosmos={"train": {"train_batch_per_replica": 8, "epoch": 3}})
+    prompts = Prompts(config, SCENES)
+    assert len(prompts) == 12
+    passes = [sorted(prompts.request(4 * k + i, 0).scene_id for i in range(4)) for k in range(3)]
+    assert passes == [sorted(SCENES)] * 3
+    assert len({prompts.request(i, 0).world_seed for i in range(12)}) == 12
+    with pytest.raises(IndexError):
+        prompts[12]
+
+
+def test_workers_read_the_prompts_that_were_written(tmp_path):
+    (tmp_path / "cosmos").mkdir()
+    config = configure()
+    Prompts(config, SCENES).write(tmp_path)
+    assert Prompts.read(config, tmp_path).scenes == SCENES
+    assert number_of(Prompts.read(config, tmp_path)[3]) == 3
+    with pytest.raises(ValueError, match="a prompt of ours"):
+        number_of("what is 2 + 2?")
+
+
+# ---------------------------------------------------------------- groups
+
+
+def test_a_group_is_whole_and_a_function_of_its_prompt():
+    config = configure()
+    first, second = drives(config), drives(config, (1,))
+    assert [len(members) for members in first] == [4, 4]
+    assert all(episode.trainable for members in first for episode in members)
+    for one, other in zip(first[1], second[0], strict=True):
+        assert_same(one, other)
+
+
+def test_drives_that_failed_are_made_again():
+    config = configure()
+    groups, _ = groups_of(config, world=ToyConfig(fail_every=3))
+    (members,) = groups.drive([0], Sampling())
+    assert len(members) == 4
+    assert {episode.request.world_seed for episode in members} == {Prompts(config, SCENES).request(0, 0).world_seed}
+    # Of 4 first attempts the third fails, and is driven once more: 5 drives.
+    assert dict(groups.counts) == {"episodes": 5, "void": 1}
+
+
+def test_a_group_that_is_not_to_be_had_ends_the_run_with_its_reason():
+    groups, _ = groups_of(configure(), world=ToyConfig(fail_every=1), redraws=1)
+    with pytest.raises(SimulatorError, match=r"fewer than 4 drives .* after 2 rounds .*8 × void: the toy world failed"):
+        groups.drive([0], Sampling())
+
+
+class Silent:
+    """A collector whose simulator gives up the first time."""
+
+    def __init__(self, inner, fails):
+        self._inner, self._fails = inner, fails
+
+    def stream(self, *args):
+        if self._fails:
+            raise SimulatorError("8 slots stayed silent for 30 s", code="TIMEOUT")
+        self._inner.stream(*args)
+
+
+def test_a_simulator_that_gave_up_is_replaced_by_a_fresh_one():
+    config = configure()
+    real, built = groups_of(config)
+    closed = []
+
+    def make():
+        collector, close = real._make()
+        number = len(built)
+        return Silent(collector, fails=number == 1), lambda: (closed.append(number), close())
+
+    groups = Groups(Prompts(config, SCENES), make, 4, 2, 60.0)
+    (members,) = groups.drive([0], Sampling())
+    assert (len(members), len(built), closed) == (4, 2, [1])
+    groups.close()
+    assert closed == [1, 2]
+
+
+def test_a_batch_that_takes_too_long_ends_the_run():
+    groups, _ = groups_of(configure(), batch_s=0.0)
+    with pytest.raises(SimulatorError, match=r"4 of 4 drives are not over after cosmos.rollout.episode_s = 0 s"):
+        groups.drive([0], Sampling())
+
+
+def test_credit_by_tick_travels_and_credit_by_episode_is_left_to_cosmos():
+    config = configure()
+    (members,) = drives(config, (0,))
+    by_tick = credited(members, config.trainer.config)
+    assert [len(d.advantage_T) for d in by_tick] == [len(e) for e in members]
+    by_episode = credited(members, replace(config.trainer.config, credit="episode"))
+    assert [len(d.advantage_T) for d in by_episode] == [0] * 4
+    assert by_tick[0].reward == pytest.approx(members[0].rewards.sum())
+    assert set(by_tick[0].numbers) == {"driving_score", "term/progress", "term/collision"}
+
+
+# ---------------------------------------------------------------- parcels
+
+
+def test_a_drive_arrives_as_it_was_sent(tmp_path):
+    config = configure()
+    (members,) = drives(config, (0,))
+    driven = credited(members, config.trainer.config)[1]
+    rollout, policy = build_transport(config, "trainer", tmp_path), build_transport(config, "trainer", tmp_path)
+    text = send(driven, rollout)
+    assert len(text) < 400
+    got, handle = receive(text, policy)
+    np.testing.assert_array_equal(got.advantage_T, driven.advantage_T)
+    np.testing.assert_array_equal(got.episode.decisions.log_prob, driven.episode.decisions.log_prob)
+    policy.discard(handle)
+    with pytest.raises(KeyError):
+        receive(text, policy)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"episode": "disk-0", "advantage_T": "%"}', 7])
+def test_what_is_no_parcel_is_named(text, tmp_path):
+    with pytest.raises(ValueError, match="expected a drive"):
+        receive(text, build_transport(configure(), "trainer", tmp_path))
+
+
+# ---------------------------------------------------------------- steps
+
+
+def lessons_of(config, policy, advantage=None):
+    groups = drives(config, policy=policy)
+    per_group = [credited(members, config.trainer.config) for members in groups]
+    if advantage is None:
+        return [Lesson(driven, 0.0) for members in per_group for driven in members]
+    return [Lesson(Driven(d.episode, np.zeros(0, np.float32)), advantage) for members in per_group for d in members]
+
+
+def at_version(lesson, version):
+    decisions = lesson.driven.episode.decisions
+    decisions = replace(decisions, version=np.full(len(decisions.version), version))
+    episode = replace(lesson.driven.episode, decisions=decisions)
+    return Lesson(Driven(episode, lesson.driven.advantage_T), lesson.advantage)
+
+
+def test_stale_drives_are_counted_and_drives_of_the_future_refused():
+    config = configure()
+    lesson = lessons_of(config, policy_of(config))[0]
+    # Version 10, four steps allowed: 5 is too old, 6 and 10 are not.
+    kept, outdated = fresh_enough([at_version(lesson, v) for v in (5, 6, 10)], 10, 4)
+    assert [int(k.driven.episode.decisions.version[0]) for k in kept] == [6, 10]
+    assert outdated == 1
+    with pytest.raises(WeightsError, match="version 11 of the weights, and the policy is at 10"):
+        fresh_enough([at_version(lesson, 11)], 10, 4)
+
+
+def test_a_drive_through_which_weights_changed_counts_as_its_oldest():
+    config = configure()
+    lesson = lessons_of(config, policy_of(config))[0]
+    decisions = lesson.driven.episode.decisions
+    mixed = np.where(np.arange(len(decisions.version)) < 3, 5, 7)
+    episode = replace(lesson.driven.episode, decisions=replace(decisions, version=mixed))
+    assert fresh_enough([Lesson(Driven(episode, lesson.driven.advantage_T), 0.0)], 7, 1) == ([], 1)
+
+
+def test_cosmos_advantages_spread_over_the_decisions_of_an_episode():
+    config = configure()
+    lessons = lessons_of(config, policy_of(config), advantage=0.5)
+    data = step_data(lessons, config.trainer.config)
+    ticks = sum(int(lesson.driven.episode.controls.sum()) for lesson in lessons)
+    assert data.advantage_B.tolist() == [0.5] * ticks
+    assert data.counts == {"decisions": float(sum(len(x.driven.episode) for x in lessons)), "decisions_kept": ticks}
+
+
+def test_our_episode_advantage_is_cosmos_own():
+    # Cosmos-RL 0.4.7: (r - mean) / (std + 1e-6), population std. Rewards 1, 2, 3: ±1.2247, 0.
+    rewards = np.array([1.0, 2.0, 3.0])
+    theirs = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+    np.testing.assert_allclose(group_advantages(rewards), theirs, atol=1e-5)
+
+
+def test_a_step_moves_the_policy_towards_what_fared_better():
+    config = configure()
+    policy = policy_of(config)
+    lessons = lessons_of(config, policy)
+    optimiser = torch.optim.Adam(policy.module.parameters(), lr=0.01)
+    data = step_data(lessons, config.trainer.config)
+
+    def objective():
+        with torch.no_grad():
+            score = policy.score(data.observation.take(np.arange(len(data.advantage_B))), data.decisions, data.sampling)
+        return float((score.log_prob[:, 0] * torch.from_numpy(data.advantage_B)).mean())
+
+    before = objective()
+    numbers = learn(config, policy, optimiser, lessons, 1)
+    assert objective() > before
+    assert policy.version == 1
+    # One optimiser step on the whole batch, at the weights that drove: every ratio is 1.
+    assert numbers["ratio_min"] == pytest.approx(1.0, abs=1e-5)
+    assert numbers["staleness_max"] == 0.0
+    assert numbers["episodes_stale"] == 0.0
+    assert {"reward", "driving_score", "term/progress", "groups_collapsed", "kl"} <= set(numbers)
+
+
+def test_micro_batches_and_optimiser_steps_are_counted_in_episodes():
+    config = configure()
+    step = replace(config.cosmos.train.train_policy, mini_batch=2, batch_size_per_optimize=4)
+    cosmos = replace(config.cosmos, train=replace(config.cosmos.train, train_policy=step))
+    # 8 episodes with 80 decisions: 10 each; 2 episodes a forward are 20, 4 an optimiser step are 40.
+    options = loop_config(cosmos, config.trainer.config, 8, 80)
+    assert (options.micro_batch, options.minibatch) == (20, 40)
+    whole = loop_config(config.cosmos, config.trainer.config, 8, 80)
+    assert (whole.micro_batch, whole.minibatch) == (10, 80)
+
+
+def test_the_learning_rate_rises_and_then_falls_to_its_share():
+    config = configure(
+        cosmos={"train": {"train_batch_per_replica": 8, "optm_warmup_steps": 4, "optm_min_lr_factor": 0.5}}
+    )
+    shares = [rate_share(config.cosmos, step, 11) for step in range(1, 12)]
+    # Step 2 of 11: half of the rise, 1/10 of the way from 1 to 0.5: 0.5 · 0.95.
+    assert shares[1] == pytest.approx(0.475)
+    assert shares[-1] == pytest.approx(0.5)
+    assert max(shares) == shares[3]
+
+
+# ---------------------------------------------------------------- weights
+
+
+def test_a_replica_with_other_weights_is_refused(tmp_path):
+    config = configure()
+    policy, replica = policy_of(config), config.policy.config
+    seeded = replace(replica, seed=99).build("cpu")
+    digests = Digests(tmp_path)
+    digests.put(0, dict(policy.module.named_parameters()))
+    digests.require(0, dict(policy_of(config).module.named_parameters()))
+    with pytest.raises(WeightsError, match="other weights than version 0"):
+        digests.require(0, dict(seeded.module.named_parameters()))
+    with pytest.raises(WeightsError, match="version 3 are to drive, and the policy never made it"):
+        digests.require(3, dict(policy.module.named_parameters()), wait_s=0.1)
+
+
+def test_a_digest_survives_the_cast_to_bfloat16_and_one_changed_bit_does_not():
+    weights = {"a": torch.randn(33, 7, generator=torch.Generator().manual_seed(1)), "b": torch.zeros(0)}
+    cast = {name: tensor.to(torch.bfloat16) for name, tensor in weights.items()}
+    assert digest(weights.items()) == digest(reversed(list(cast.items())))
+    cast["a"][3, 3] *= 1.01
+    assert digest(weights.items()) != digest(cast.items())
+
+
+# ---------------------------------------------------------------- journal
+
+
+def test_steps_are_read_as_far_as_they_follow_each_other(tmp_path):
+    (tmp_path / "cosmos").mkdir()
+    journal = Journal(tmp_path)
+    for number in (1, 2, 4):
+        journal.add(Step(number, 5, 0.1, {"reward": float(number), "nothing": float("nan")}))
+    with (tmp_path / "cosmos" / "steps.jsonl").open("a") as file:
+        file.write('{"step": 3')  # being written
+    assert [step.step for step in journal.steps(0)] == [1, 2]
+    assert [step.step for step in journal.steps(1)] == [2]
+
+
+def test_steps_that_a_resumed_job_makes_again_are_taken_back(tmp_path):
+    (tmp_path / "cosmos").mkdir()
+    journal = Journal(tmp_path)
+    for number in (1, 2, 3):
+        journal.add(Step(number, 5, 0.1, {}))
+        journal.export(number, {"w": torch.full((2,), float(number))})
+    journal.forget(2)
+    assert [step.step for step in journal.steps(0)] == [1, 2]
+    assert journal.exported(2) is not None
+    assert journal.exported(3) is None
+    journal.release(2)
+    assert journal.exported(1) is None
+
+
+def test_workers_tell_what_they_did_and_why_they_end(tmp_path):
+    (tmp_path / "cosmos").mkdir()
+    presence = Presence(tmp_path, "rollout")
+    presence.did(8, 0.5)
+    presence.did(8, 0.25)
+    presence.failed("no more slots")
+    (worker,) = Journal(tmp_path).workers().values()
+    assert (worker.role, worker.episodes, worker.busy_s, worker.failure) == ("rollout", 16, 0.75, "no more slots")
+    assert worker.process.alive
+
+
+# ---------------------------------------------------------------- the TOML
+
+
+def test_the_toml_says_what_the_config_says(tmp_path):
+    config = configure(
+        cosmos={
+            "mode": "colocated",
+            "train": {
+                "train_batch_per_replica": 48,
+                "sync_weight_interval": 2,
+                "optm_lr": 2e-6,
+                "max_num_steps": 60,
+                "train_policy": {"mini_batch": 3, "variant": "dapo", "data_dispatch_as_rank_in_mesh": True},
+            },
+            "rollout": {"batch_size": 2, "sampling_config": {"temperature": 0.6, "top_p": 0.98}},
+            "policy": {"parallelism": {"n_init_replicas": 2}},
+        }
+    )
+    table = cosmos_config(config, tmp_path / "run")
+    assert tomllib.loads(to_toml(table)) == table
+    assert table["mode"] == "colocated"
+    assert table["train"]["sync_weight_interval"] == 2
+    assert table["train"]["max_num_steps"] == 60
+    assert table["train"]["train_policy"]["variant"] == "dapo"
+    assert table["train"]["train_policy"]["data_dispatch_as_rank_in_mesh"] is True
+    assert table["rollout"]["n_generation"] == 4
+    assert table["rollout"]["sampling_config"] == {"temperature": 0.6, "top_p": 0.98}
+    assert table["policy"]["parallelism"]["n_init_replicas"] == 2
+
+
+def test_dangerous_defaults_are_always_written(tmp_path):
+    table = cosmos_config(configure(), tmp_path / "run")
+    train = table["train"]
+    assert (train["compile"], train["non_text"], train["timestamp"]) == (False, True, "run")
+    assert train["train_policy"]["type"] == "grpo"
+    assert {table[role]["parallelism"]["tp_size"] for role in ("policy", "rollout")} == {1}
+    assert train["train_policy"]["dataloader_shuffle"] is False
+    assert train["output_dir"] == str(tmp_path / "run" / "cosmos" / "run")
+
+
+def test_what_comes_before_the_first_table_stays_there():
+    text = to_toml({"mode": "x", "a": {"b": {"c": [1, 2.0]}, "d": True}})
+    assert text == 'mode = "x"\n\n[a]\nd = true\n\n[a.b]\nc = [1, 2.0]\n'
+
+
+def test_a_path_that_a_shell_would_split_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="through a shell without quotes"):
+        cosmos_config(configure(), tmp_path / "my run")
+
+
+REDIS = "bind 0.0.0.0\nport 12800\nprotected-mode no\ndir /opt\n"
+
+
+def test_redis_listens_to_this_machine_alone_and_asks_for_a_password(tmp_path):
+    text = redis_text(REDIS, tmp_path, "secret", everywhere=False)
+    assert text == f"bind 127.0.0.1\nport 12800\nprotected-mode yes\ndir {tmp_path}\n\nrequirepass secret\n"
+    assert "bind 0.0.0.0\n" in redis_text(REDIS, tmp_path, "secret", everywhere=True)
+    with pytest.raises(RuntimeError, match="0 lines"):
+        redis_text("port 1\n", tmp_path, None, everywhere=False)
+
+
+# ---------------------------------------------------------------- the stand-in for NCCL
+
+
+def test_the_stand_in_carries_tensors_between_ranks_in_order(tmp_path):
+    one, two = Mail(tmp_path), Mail(tmp_path)
+    uid = one.create_nccl_uid()
+    assert len(uid) == 128
+    (tmp_path / "early").mkdir()
+    import threading
+
+    joined = []
+    thread = threading.Thread(target=lambda: joined.append(two.create_nccl_comm(uid, 1, 2)))
+    thread.start()
+    first = one.create_nccl_comm(uid, 0, 2)
+    thread.join()
+    for value in (1.0, 2.0):
+        one.nccl_send(torch.full((3,), value), 1, first)
+    got = torch.zeros(3)
+    two.nccl_recv(got, 0, joined[0])
+    assert got.tolist() == [1.0] * 3
+    two.nccl_recv(got, 0, joined[0])
+    assert got.tolist() == [2.0] * 3
+    with pytest.raises(RuntimeError, match="waited 0.05 s for rank 0"):
+        two.nccl_recv(got, 0, joined[0], timeout_ms=50)
+
+
+def test_the_config_of_a_run_with_cosmos_is_read_back(tmp_path):
+    config = configure()
+    assert json.loads(json.dumps(mapping()))["trainer"]["type"] == "cosmos"
+    assert config.trainer.type == "cosmos"
+    assert config.cosmos.global_batch == 8

@@ -1,0 +1,268 @@
+"""The supervisor of a Cosmos-RL job against programs that behave as its launcher and workers do, well and badly."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from alpagym_plugins import ConfigError
+from alpagym_runtime.run_config import from_mapping
+from alpagym_runtime.trainers.cosmos.journal import Journal
+from alpagym_runtime.trainers.cosmos.monitor import Seen, signs
+from alpagym_runtime.trainers.cosmos.supervisor import Job, JobError, launch_command, newest_checkpoint
+
+WORKER = """
+import sys, time
+from pathlib import Path
+from alpagym_runtime.trainers.cosmos.journal import Journal, Presence, Step
+here = Path(sys.argv[1])
+"""
+"""Begins a program that stands for launcher and workers in one."""
+
+
+def configure(cosmos):
+    return from_mapping(
+        {
+            "run": {"seed": 3},
+            "simulator": {"type": "toy"},
+            "dataset": {"train_scenes": 4, "val_scenes": 2, "test_scenes": 3},
+            "expected_valid_steps": 12,
+            "policy": {"type": "waypoint", "hidden": 16, "actors": 1},
+            "reward": {"terms": {"progress": {"type": "progress", "scale": 1.0}}},
+            "rollout": {"slots": 8, "group_size": 4},
+            "transport": {"type": "memory"},
+            "trainer": {"type": "cosmos"},
+            "evaluation": {},
+            "checkpoint": {},
+            "cosmos": cosmos,
+        }
+    )
+
+
+@pytest.fixture
+def tools(tmp_path, monkeypatch):
+    """A PATH with a redis-server that is never called."""
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    (folder / "redis-server").write_text("#!/bin/sh\n")
+    (folder / "redis-server").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+def job_of(tmp_path, program, **cosmos):
+    train = {"train_batch_per_replica": 8, "param_dtype": "float32"}
+    config = configure(cosmos={"mode": "colocated", "train": train, **cosmos})
+    run = tmp_path / "run"
+    (run / "cosmos").mkdir(parents=True, exist_ok=True)
+    return Job(config, run, [sys.executable, "-c", WORKER + program, str(run)]), run
+
+
+def watch(job, run, total=3, limit_s=60.0):
+    """Steps until the job's end."""
+    job.start(resume=False)
+    done, began_s, running = 0, time.monotonic(), True
+    try:
+        while running:
+            assert time.monotonic() - began_s < limit_s
+            running = job.check(0.05, done, total)
+            done = max([done, *(step.step for step in Journal(run).steps(done))])
+    finally:
+        job.stop()
+    return done
+
+
+def ours(run):
+    """Processes that name this run directory, but for this one."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            line = process.cmdline()
+        except psutil.Error:
+            continue
+        if str(run) in line and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+            found.append(process.pid)
+    return found
+
+
+THREE_STEPS = """
+Presence(here, "policy"), Presence(here, "rollout")
+for number in (1, 2, 3):
+    Journal(here).add(Step(number, 3, 0.1, {}))
+"""
+
+
+def test_a_job_that_makes_its_steps_ends_well_and_leaves_nothing(tools, tmp_path):
+    job, run = job_of(tmp_path, THREE_STEPS)
+    assert watch(job, run) == 3
+    assert ours(run) == []
+    assert not (run / "cosmos" / "mail").exists()
+
+
+def test_workers_that_never_come_end_the_job(tools, tmp_path):
+    job, run = job_of(tmp_path, "Presence(here, 'policy'); time.sleep(60)", register_timeout_s=3.0)
+    with pytest.raises(JobError, match=r"0 of 1 rollout workers said .* within 3 s \(cosmos.register_timeout_s\)"):
+        watch(job, run)
+    assert ours(run) == []
+
+
+def test_a_job_without_steps_is_ended_by_the_watchdog(tools, tmp_path):
+    job, run = job_of(
+        tmp_path,
+        "Presence(here, 'policy'), Presence(here, 'rollout')\n"
+        "(here / 'cosmos' / 'logs' / 'logs_1').mkdir(parents=True)\n"
+        "(here / 'cosmos' / 'logs' / 'logs_latest').symlink_to('logs_1')\n"
+        "log = here / 'cosmos' / 'logs' / 'logs_1' / 'rollout_0.log'\n"
+        "log.write_text('prompt rejected: prompt.weight_version=11 current=9 allowed_outdated=1\\n' * 7)\n"
+        "time.sleep(60)",
+        watchdog_s=1.0,
+    )
+    with pytest.raises(JobError, match=r"no training step for 1 s .* after step 0 of 3; rollouts waited 7 times"):
+        watch(job, run)
+    assert ours(run) == []
+
+
+def test_a_worker_that_is_killed_ends_the_job_within_30_s(tools, tmp_path):
+    job, run = job_of(
+        tmp_path,
+        "import os, signal, subprocess\n"
+        "code = ('import sys, os, signal\\n'\n"
+        "        'from pathlib import Path\\n'\n"
+        "        'from alpagym_runtime.trainers.cosmos.journal import Presence\\n'\n"
+        "        'Presence(Path(sys.argv[1]), \"rollout\")\\nos.kill(os.getpid(), signal.SIGKILL)')\n"
+        "Presence(here, 'policy')\n"
+        "subprocess.run([sys.executable, '-c', code, str(here)])\n"
+        "time.sleep(60)",
+    )
+    began_s = time.monotonic()
+    with pytest.raises(JobError, match=r"a worker has died \(rollout-"):
+        watch(job, run)
+    assert time.monotonic() - began_s < 30.0
+    assert ours(run) == []
+
+
+def test_a_worker_that_says_why_it_ends_is_quoted(tools, tmp_path):
+    job, run = job_of(tmp_path, "Presence(here, 'rollout').failed('SimulatorError: no slots'); time.sleep(60)")
+    with pytest.raises(JobError, match=r"rollout-.* ended: SimulatorError: no slots"):
+        watch(job, run)
+
+
+def test_a_launcher_that_ends_early_is_quoted(tools, tmp_path):
+    job, run = job_of(tmp_path, "print('Traceback: not enough GPUs', flush=True); sys.exit(3)")
+    with pytest.raises(JobError, match=r"ended with code 3 after step 0; last in .*launcher.log:\n.*not enough GPUs"):
+        watch(job, run)
+
+
+def test_a_worker_that_comes_to_its_end_before_the_last_step_is_no_failure(tools, tmp_path):
+    # Rollouts have nothing left to do while the policy still trains on what they made.
+    job, run = job_of(
+        tmp_path,
+        "import subprocess\n"
+        "code = ('import sys\\nfrom pathlib import Path\\n'\n"
+        "        'from alpagym_runtime.trainers.cosmos.journal import Presence\\n'\n"
+        "        'Presence(Path(sys.argv[1]), \"rollout\")')\n"
+        "subprocess.run([sys.executable, '-c', code, str(here)])\n"
+        "Presence(here, 'policy')\n"
+        "time.sleep(2.0)\n"
+        "for number in (1, 2, 3):\n"
+        "    Journal(here).add(Step(number, 3, 0.1, {}))\n",
+    )
+    assert watch(job, run) == 3
+
+
+def test_without_redis_the_run_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    job, _ = job_of(tmp_path, THREE_STEPS)
+    with pytest.raises(ConfigError, match="apt-get install redis-server"):
+        job.start(resume=False)
+
+
+def test_a_worker_ends_when_the_process_that_it_works_for_is_gone(tmp_path):
+    code = (
+        "import os, subprocess, sys\n"
+        "from alpagym_runtime.children import identify\n"
+        "from alpagym_runtime.trainers.cosmos.housekeeping import owner_variables\n"
+        "worker = 'import time\\nfrom alpagym_runtime.trainers.cosmos.housekeeping import end_with_owner\\n'\n"
+        "worker += 'end_with_owner()\\ntime.sleep(60)'\n"
+        "environment = {**os.environ, **owner_variables(identify(os.getpid()))}\n"
+        "print(subprocess.Popen([sys.executable, '-c', worker], env=environment).pid)"
+    )
+    pid = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    psutil.Process(pid).wait(timeout=30) if psutil.pid_exists(pid) else None
+    assert not psutil.pid_exists(pid)
+
+
+def test_the_command_line_names_replicas_and_where_things_go(tmp_path):
+    config = configure(
+        cosmos={
+            "controller_port": 8123,
+            "train": {"train_batch_per_replica": 8},
+            "policy": {"parallelism": {"n_init_replicas": 2}},
+            "rollout": {"parallelism": {"n_init_replicas": 3}},
+        }
+    )
+    argv = launch_command(config, tmp_path)
+    assert argv[argv.index("--policy") + 1] == "2"
+    assert argv[argv.index("--rollout") + 1] == "3"
+    assert argv[argv.index("--port") + 1] == "8123"
+    assert argv[-1] == "alpagym_runtime.trainers.cosmos.entry"
+
+
+def test_only_a_whole_checkpoint_is_gone_on_from(tmp_path):
+    assert newest_checkpoint(tmp_path) == 0
+    for step, files in ((3, ("cosmos_config", ".rank_0_complete")), (6, ("cosmos_config",))):
+        place = tmp_path / "cosmos" / "run" / "checkpoints" / f"step_{step}" / "policy"
+        place.mkdir(parents=True)
+        for name in files:
+            (place / name).touch()
+    assert newest_checkpoint(tmp_path) == 3
+
+
+# ---------------------------------------------------------------- what the controller prints
+
+STAT = (
+    "[Controller] Stat: {} samples, 0 completion tokens, {} pending rollouts, 16 in-flight, 0 filtered (outdated), "
+    "0.00s elapsed"
+)
+
+
+def test_the_controllers_lines_are_read():
+    seen = Seen()
+    for line in (
+        STAT.format(8, 24),
+        STAT.format(16, 48),
+        "[Controller] weight staleness: accepted p50=0 p99=2 max=2, discarded=3/8 (allowed_outdated_steps=1, "
+        "sync_weight_interval=1)",
+        "[Controller] Soft throttle ENGAGED: samples_on_the_fly=16 >= threshold=16 (…)",
+        "prompt rejected: prompt.weight_version=11 current=9 allowed_outdated=1",
+        "Step: 2/16, Reward Mean: 0.5469, Reward Std: 0.1, Average loss: 0.1",
+        "Process 4711 failed with return code -9",
+    ):
+        seen.read(line)
+    assert (seen.samples, list(seen.pending), seen.in_flight) == (16, [24, 48], 16)
+    assert (seen.staleness_max, seen.discarded, seen.throttles) == (2, 3, 1)
+    assert (seen.step, seen.total, seen.rejected) == (2, 16, 0)  # a step is progress
+    assert seen.died == {4711: -9}
+
+
+@pytest.mark.parametrize(
+    ("pending", "numbers", "name", "first"),
+    [
+        # The recipe's own logs at a global batch of 48: healthy, too fast, too slow.
+        ((24, 48, 72, 48), {}, "balanced", None),
+        ((24, 264, 552, 984), {}, "rollouts too fast", "cosmos.rollout.prefetch_rollout=true"),
+        ((24, 0, 0, 0), {}, "rollouts too slow", "more cosmos.rollout.parallelism.n_init_replicas"),
+        ((), {"staleness_max": 5.0}, "stale weights", "smaller cosmos.train.sync_weight_interval"),
+        ((), {"groups_collapsed": 0.6}, "groups collapse", "higher cosmos.rollout.sampling_config.temperature"),
+    ],
+)
+def test_sick_and_healthy_patterns_are_named_with_their_fix(pending, numbers, name, first):
+    (sign,) = signs(pending, 48, numbers, allowed=4)
+    assert sign.name == name
+    assert sign.healthy == (first is None)
+    assert (sign.remedies or (None,))[0] == first

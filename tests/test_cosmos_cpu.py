@@ -1,0 +1,257 @@
+"""The real Cosmos-RL 0.4.7, from launcher to Redis, on a CPU: a stand-in takes the place of CUDA and NCCL only.
+
+uv sync --all-packages --extra cosmos && uv run pytest -m cosmos_cpu tests/test_cosmos_cpu.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from alpagym_runtime.trainers.checkpoints import load_weights
+from alpagym_runtime.trainers.cosmos.config import INSTALL, VERSION
+from alpagym_runtime.trainers.cosmos.journal import Journal
+from alpagym_runtime.trainers.cosmos.supervisor import newest_checkpoint
+
+pytestmark = [pytest.mark.cosmos_cpu, pytest.mark.timeout(1800)]
+
+WORDS = (
+    *("simulator=toy", "policy=waypoint_actors", "policy.hidden=16", "policy.actors=1", "trainer=cosmos"),
+    *("dataset.train_scenes=12", "dataset.val_scenes=2", "dataset.test_scenes=2", "expected_valid_steps=10"),
+    *("rollout.slots=16", "rollout.group_size=4", "evaluation.videos=false", "evaluation.references=false"),
+    *("evaluation.bootstrap=100", "evaluation.every_updates=0", "checkpoint.every_updates=3", "logging=console"),
+    *("cosmos.device=cpu", "cosmos.train.train_batch_per_replica=8", "cosmos.train.optm_lr=0.01"),
+    *("cosmos.train.param_dtype=float32", "cosmos.train.max_num_steps=6", "cosmos.train.epoch=100"),
+    *("cosmos.train.train_policy.mini_batch=2", "cosmos.watchdog_s=600", "cosmos.register_timeout_s=900"),
+)
+COLOCATED = ("cosmos.mode=colocated", "cosmos.train.train_policy.on_policy=true", "cosmos.rollout.batch_size=2")
+
+
+@pytest.fixture(autouse=True)
+def there():
+    """Skip with the command that brings what is missing."""
+    try:
+        found = metadata.version("cosmos-rl")
+    except metadata.PackageNotFoundError:
+        found = None
+    if found != VERSION:
+        pytest.skip(f"cosmos-rl {VERSION} is not installed: {INSTALL}")
+    if shutil.which("redis-server") is None:
+        pytest.skip("redis-server is not on PATH: apt-get install redis-server")
+
+
+def command(run, *words):
+    return [sys.executable, "-m", "alpagym_host.cli", "train", *WORDS, *words, "--directory", str(run)]
+
+
+def train(run, *words, code=0):
+    done = subprocess.run(command(run, *words), capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout[-3000:] + done.stderr[-6000:]
+    return done
+
+
+def begin(run, *words):
+    """A run in the background, its output in a file beside it."""
+    with run.with_suffix(".log").open("w") as log:
+        return subprocess.Popen(command(run, *words), stdout=log, stderr=subprocess.STDOUT)
+
+
+def wait_for_step(run, process, step, limit_s=1200.0):
+    end_s = time.monotonic() + limit_s
+    while not any(found.step >= step for found in Journal(run).steps(0)):
+        assert process.poll() is None, run.with_suffix(".log").read_text()[-6000:]
+        assert time.monotonic() < end_s
+        time.sleep(0.2)
+
+
+def left_behind(run):
+    """Processes of a run: they name its directory in their command line or environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            named = str(run) in " ".join(process.cmdline()) or process.environ().get("ALPAGYM_COSMOS_RUN") == str(run)
+            if named and process.status() != psutil.STATUS_ZOMBIE and process.pid != os.getpid():
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def steps(run):
+    return Journal(run).steps(0)
+
+
+def has_ended_well(run, count=6):
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    assert [step.step for step in steps(run)] == list(range(1, count + 1))
+    assert newest_checkpoint(run) == count
+    assert left_behind(run) == []
+    assert not list((run / "transport").glob("disk-*"))
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    made = [row for row in rows if row["stage"] == "cosmos"]
+    assert [row["step"] for row in made] == list(range(1, count + 1))
+    assert all(row["decisions"] > 0 for row in made)
+    return made
+
+
+def between_first_and_last_step_s(log):
+    """By the clock of the controller's log."""
+    stamp = re.compile(r"(\d\d):(\d\d):(\d\d),(\d{3}) .*Step: \d+/\d+, ")
+    times = [
+        3600 * int(found[1]) + 60 * int(found[2]) + int(found[3]) + int(found[4]) / 1000.0
+        for line in log.splitlines()
+        if (found := stamp.search(line))
+    ]
+    return (times[-1] - times[0]) % 86400.0
+
+
+def test_colocated(tmp_path):
+    run = tmp_path / "run"
+    train(run, *COLOCATED)
+    rows = has_ended_well(run)
+    # On policy: the weights that drove are those that were trained, and ratios begin at 1.
+    assert all(row["staleness_max"] == 0.0 for row in rows)
+    assert all(abs(row["ratio_min"] - 1.0) < 1e-3 for row in rows)
+    log = (run / "cosmos" / "logs" / "logs_latest" / "controller.log").read_text()
+    assert "Step: 6/6" in log
+    # With Cosmos-RL's own 10 s of waiting for commands the five steps between would take 50 s.
+    assert between_first_and_last_step_s(log) < 45.0
+    # What the run kept is what the job trained.
+    first, last = load_weights(run / "cosmos" / "initial.safetensors"), load_weights(run)
+    assert any(not torch.equal(first[name], last[name]) for name in first)
+
+
+def test_disaggregated_with_prefetch(tmp_path):
+    run = tmp_path / "run"
+    train(run, "cosmos.rollout.prefetch_rollout=true", "cosmos.train.train_policy.allowed_outdated_steps=1")
+    rows = has_ended_well(run)
+    # Rollouts drive ahead of training, by no more than is allowed.
+    assert all(row["staleness_max"] <= 1.0 for row in rows)
+
+
+def test_two_rollouts_and_two_policies(tmp_path):
+    run = tmp_path / "run"
+    words = (
+        "cosmos.rollout.parallelism.n_init_replicas=2",
+        "cosmos.policy.parallelism.n_init_replicas=2",
+        "cosmos.train.train_batch_per_replica=4",
+    )
+    train(run, *words)
+    rows = has_ended_well(run)
+    # Both policies' decisions are in the numbers: 2 × 4 episodes a step.
+    assert all(row["episodes_trained"] == 8.0 for row in rows)
+    workers = Journal(run).workers().values()
+    assert sorted(worker.role for worker in workers) == ["policy", "policy", "rollout", "rollout"]
+    assert all(worker.episodes > 0 for worker in workers)
+
+
+def test_dapo_drives_again_where_rewards_are_equal(tmp_path):
+    run = tmp_path / "run"
+    train(run, "cosmos.train.train_policy.variant=dapo", "cosmos.train.train_policy.on_policy=true")
+    rows = has_ended_well(run)
+    assert all(row["groups_collapsed"] == 0.0 for row in rows)
+
+
+def test_simulators_that_fail_cost_no_episode(tmp_path):
+    run = tmp_path / "run"
+    train(run, "simulator.fail_every=3", "rollout.retries=0", "cosmos.rollout.prefetch_rollout=true")
+    rows = has_ended_well(run)
+    assert all(row["episodes_trained"] == 8.0 for row in rows)
+
+
+def test_simulators_that_always_fail_end_the_run_with_the_reason(tmp_path):
+    run = tmp_path / "run"
+    began_s = time.monotonic()
+    words = ("simulator.fail_every=1", "rollout.retries=0", "cosmos.rollout.redraws=1")
+    process = begin(run, *words)
+    assert process.wait() == 1
+    text = run.with_suffix(".log").read_text()
+    assert "fewer than 4 drives to train on after 2 rounds" in text or "NO_EPISODE" in text, text[-3000:]
+    assert left_behind(run) == []
+    assert time.monotonic() - began_s < 1500
+
+
+def test_a_rollout_worker_that_is_killed_is_healed_from_the_checkpoint(tmp_path):
+    run = tmp_path / "run"
+    process = begin(run, *COLOCATED, "cosmos.restarts=1", "cosmos.train.max_num_steps=9")
+    wait_for_step(run, process, 4)
+    (victim,) = {worker.process.pid for worker in Journal(run).workers().values() if worker.role == "rollout"}
+    os.kill(victim, signal.SIGKILL)
+    assert process.wait() == 0, run.with_suffix(".log").read_text()[-6000:]
+    has_ended_well(run, 9)
+    assert "started again from the last checkpoint" in run.with_suffix(".log").read_text()
+
+
+def test_a_stopped_run_goes_on_where_it_stood(tmp_path):
+    run = tmp_path / "run"
+    process = begin(run, *COLOCATED, "cosmos.train.max_num_steps=9")
+    wait_for_step(run, process, 4)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 128 + signal.SIGTERM
+    assert left_behind(run) == []
+    assert newest_checkpoint(run) >= 3
+    again = [sys.executable, "-m", "alpagym_host.cli", "resume", str(run)]
+    done = subprocess.run(again, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    has_ended_well(run, 9)
+
+
+def test_controller_and_redis_are_for_this_machine_alone_and_end_with_their_owner(tmp_path):
+    run = tmp_path / "run"
+    process = begin(run, *COLOCATED, "cosmos.train.max_num_steps=100000", "cosmos.train.epoch=100000")
+    wait_for_step(run, process, 1)
+    mine = {child.pid for child in left_behind(run)}
+    listening = [
+        connection.laddr.ip
+        for connection in psutil.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN and connection.pid in mine and connection.laddr.port in (8000, 12800)
+    ]
+    assert listening
+    assert set(listening) == {"127.0.0.1"}
+    with socket.create_connection(("127.0.0.1", 12800), timeout=5.0) as connection:
+        connection.sendall(b"PING\r\n")
+        assert connection.recv(64).startswith(b"-NOAUTH")
+    process.kill()  # the run's own process: nothing is left to take the job down
+    process.wait()
+    end_s = time.monotonic() + 60.0
+    while left_behind(run) and time.monotonic() < end_s:
+        time.sleep(0.5)
+    assert left_behind(run) == []
+
+
+def test_every_key_that_we_write_is_one_of_cosmos(tmp_path):
+    code = (
+        "import json, sys, tomllib\n"
+        "from pathlib import Path\n"
+        "from cosmos_rl.policy.config import Config\n"
+        "table = tomllib.loads(Path(sys.argv[1]).read_text())\n"
+        "read = Config.from_dict(json.loads(json.dumps(table))).model_dump()\n"
+        "def lost(ours, theirs, at=''):\n"
+        "    for key, value in ours.items():\n"
+        "        if key not in theirs: yield at + key\n"
+        "        elif isinstance(value, dict): yield from lost(value, theirs[key], at + key + '.')\n"
+        "        elif theirs[key] != value: yield f'{at}{key}: {value!r} became {theirs[key]!r}'\n"
+        "print(json.dumps(list(lost(table, read))))"
+    )
+    from alpagym_host.compose import compose
+    from alpagym_runtime.trainers.cosmos.tables import cosmos_config, to_toml
+
+    words = (*WORDS, "cosmos.train.train_policy.batch_size_per_optimize=4")
+    path = Path(tmp_path / "config.toml")
+    path.write_text(to_toml(cosmos_config(compose(words), tmp_path)))
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == []
