@@ -68,7 +68,9 @@ class ClosedLoopTrainer(ABC):
         core = run.core("train", policy.spec)
         collector, team = run.collector(core, policy), run.team
         learner = run.learner()
-        optimiser = torch.optim.Adam(learner.parameters(), lr=config.learning_rate)
+        optimiser = torch.optim.AdamW(
+            learner.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
+        )
         reference = copy.deepcopy(policy.module) if config.kl_weight > 0.0 else None
         first = run.begin_stage(self.stage, config.updates, "updates", optimiser, reference)
         spreads, spent_before = run.stage_state.setdefault("spreads", {}), run.stage_state.get("spent_s", 0.0)
@@ -79,7 +81,7 @@ class ClosedLoopTrainer(ABC):
 
         def ask(step: int) -> tuple[list[EpisodeRequest], Sampling]:
             temperature = _towards(config.temperature, config.final_temperature_share, share_of(step))
-            return self._requests(run, core.spec.scenes, spreads, step), Sampling("sample", temperature)
+            return self._requests(run, core.spec.scenes, spreads, step), Sampling("sample", temperature, config.top_p)
 
         ahead = Ahead(run, collector, ask, (first, config.updates), 0 if config.on_policy else config.max_lag)
         for step in range(first, config.updates):
