@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from alpagym_alpamayo_r1.architecture import Architecture, load_architecture
 from alpagym_alpamayo_r1.model import AlpamayoModel
 from alpagym_alpamayo_r1.shards import (
+    INDEX,
+    SINGLE,
     SafetensorsSource,
     Source,
     TensorInfo,
@@ -34,7 +36,7 @@ from alpagym_alpamayo_r1.shards import (
 from alpagym_alpamayo_r1.vocabulary import check_tokenizer, load_tokenizer
 from alpagym_plugins import ConfigError
 from alpagym_runtime.errors import CorruptFileError
-from alpagym_runtime.files import read_json, sync_folder
+from alpagym_runtime.files import read_json, sync_folder, write_json
 
 PROVENANCE = "alpagym_provenance.json"
 EXPERT_PARTS = ("expert.", "action_in_proj.", "action_out_proj.")
@@ -229,6 +231,80 @@ def load_model(
     left = [name for name, value in model.state_dict().items() if value.is_meta]
     assert not left, left
     return model.eval()
+
+
+def load_backbone(model: AlpamayoModel, place: Path) -> None:
+    """Replace a model's language model by that of another checkpoint (stage 1 of SFT), whole or not at all.
+
+    Args:
+        model: as its base was loaded; its other parts stay.
+        place: a checkpoint directory or safetensors file, whose names begin with `vlm.`, or are those behind it.
+            Tensors of an action expert are not looked at.
+
+    Raises:
+        ConfigError: names what is missing, unknown or of another shape; nothing was replaced.
+        CorruptFileError: a file is missing or cut.
+
+    """
+    own = {name: value for name, value in model.state_dict().items() if name.startswith("vlm.")}
+    with contextlib.closing(SafetensorsSource(place)) as source:
+        prefix = "" if any(name.startswith("vlm.") for name in source.infos) else "vlm."
+        names = {prefix + name: name for name in source.infos if not name.startswith(EXPERT_PARTS)}
+        needed = own.keys() - ({HEAD} if model.architecture.tied else set())
+        problems = []
+        if lost := needed - names.keys():
+            problems.append(f"{len(lost)} of {len(needed)} missing: {listing(lost)}")
+        if extra := {name for name in names.keys() - own.keys() if not is_constant(name)}:
+            problems.append(f"{len(extra)} unknown: {listing(extra)}")
+        wrong = [n for n in needed & names.keys() if source.infos[names[n]].shape != tuple(own[n].shape)]
+        if wrong:
+            problems.append(f"{len(wrong)} of another shape: {listing(wrong)}")
+        if empty := [name for name, value in own.items() if value.is_meta]:
+            problems.append(f"{len(empty)} without memory in the model: {listing(empty)}")
+        if problems:
+            raise ConfigError(
+                f"{place} is no language model for this one, and none of it was taken: {'; '.join(problems)}",
+                key="trainer.stage1_path",
+            )
+        with torch.no_grad():
+            for name in sorted(needed):
+                own[name].copy_(source.tensor(names[name]))
+
+
+def publish(run_directory: Path, policy: Any, *, write: bool) -> None:
+    """Give each checkpoint of a run a directory `checkpoint-<step>` in the releases' layout, and take stale ones away.
+
+    Weights are hard links to the run's own files where the filesystem has them, so nothing is written twice.
+
+    Args:
+        run_directory: with `checkpoints/step_<number>`.
+        policy: an `AlpamayoPolicy`: its config and words go beside the weights.
+        write: whether this process of a team writes.
+
+    """
+    if not write:
+        return
+    steps = {int(place.name[5:]): place for place in (run_directory / "checkpoints").glob("step_" + "[0-9]" * 8)}
+    there = {int(place.name[11:]): place for place in run_directory.glob("checkpoint-*") if place.name[11:].isdigit()}
+    for stale in there.keys() - steps.keys():
+        shutil.rmtree(there[stale])
+    for step in steps.keys() - there.keys():
+        temporary = Path(tempfile.mkdtemp(prefix=".partial-", dir=run_directory))
+        write_json(temporary / "config.json", policy.module.architecture.raw)
+        policy.processor.save(temporary)
+        weights, link = steps[step] / SINGLE, temporary / SINGLE
+        try:
+            link.hardlink_to(weights)
+        except OSError:
+            shutil.copy2(weights, link)
+        with contextlib.closing(SafetensorsSource(weights)) as source:
+            size = sum(info.bytes for info in source.infos.values())
+            write_json(
+                temporary / INDEX,
+                {"metadata": {"total_size": size}, "weight_map": dict.fromkeys(sorted(source.infos), SINGLE)},
+            )
+        temporary.chmod(0o755)
+        temporary.replace(run_directory / f"checkpoint-{step}")
 
 
 def write_weights(directory: Path, model: AlpamayoModel, *, max_shard_bytes: int) -> None:

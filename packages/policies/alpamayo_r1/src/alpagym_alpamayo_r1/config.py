@@ -25,6 +25,7 @@ CAMERA_NAMES = (
 RELEASED_CAMERAS = ("cross_left_120fov", "front_wide_120fov", "cross_right_120fov", "front_tele_30fov")
 HEADS = ("tokens", "expert")
 ENGINES = ("eager", "graph")
+PICTURE_WORDS = ("auto", "none", "numbered", "published_rl")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -66,6 +67,10 @@ class _Driving:
         cameras: which it sees, in the order of `CAMERA_NAMES`.
         frames: pictures a camera, 0.1 s apart.
         height, width: px of a rendered picture.
+        picture_words: before pictures: auto (as the checkpoint says) | none | numbered (camera names, frames 0 … K - 1)
+            | published_rl (every picture named, and numbered 0, as in the published RL of 1.5).
+        gradient_checkpointing: a score computes the activations of a layer again in its backward pass: less memory,
+            a third more time. Tokens only: the expert reads a cache, which that would not fill.
         engine: eager | graph (static cache, compiled and captured on a GPU; pictures seen before are not seen again).
             graph acts; scores come from the plain model, whose numbers differ in the last bits.
         context: with engine graph, most tokens of prompt and completion together.
@@ -86,11 +91,16 @@ class _Driving:
     frames: int = 4
     height: int = 320
     width: int = 576
+    picture_words: str = "auto"
+    gradient_checkpointing: bool = False
     rows: int = 8
 
     def __post_init__(self) -> None:
         check_choice("head", self.head, HEADS)
         check_choice("engine", self.engine, ENGINES)
+        check_choice("picture_words", self.picture_words, PICTURE_WORDS)
+        if self.gradient_checkpointing and self.head == "expert":
+            raise ConfigError("needs head=tokens: the expert reads a cache", key="gradient_checkpointing")
         check_range("context", self.context, minimum=256, maximum=262_144)
         check_range("reasoning_tokens", self.reasoning_tokens, minimum=0, maximum=4096)
         check_range("noise_level", self.noise_level, minimum=0.0, maximum=2.0)

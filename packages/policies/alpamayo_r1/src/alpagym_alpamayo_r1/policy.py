@@ -14,9 +14,10 @@ All rows of a forward have the same words but for their histories, so nothing is
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,11 +27,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from alpagym_alpamayo_r1.action_expert import Chain, euler, flow_loss, training_times
+from alpagym_alpamayo_r1.architecture import Architecture
 from alpagym_alpamayo_r1.checkpoints import load_model
 from alpagym_alpamayo_r1.config import CAMERA_NAMES, Alpamayo1Config, Alpamayo15Config, AlpamayoTinyConfig
 from alpagym_alpamayo_r1.engine import GraphEngine
 from alpagym_alpamayo_r1.model import AlpamayoModel, Prefix
-from alpagym_alpamayo_r1.processing import Batch, Patches, Processor
+from alpagym_alpamayo_r1.processing import Batch, Patches, Processor, Sample
 from alpagym_alpamayo_r1.prompt import PromptLayout
 from alpagym_alpamayo_r1.sampling import complete, inverse_draw, log_distribution
 from alpagym_alpamayo_r1.tiny import TinySize, make_tiny
@@ -87,7 +89,7 @@ class AlpamayoPolicy:
         self._frames = config.frames
         self._patches = Patches(processor.image_processor, self.device)
         self._exact = not self._cameras or self._patches.fits(config.height, config.width)
-        self._engine = GraphEngine(self._model, self._rows, config.context) if config.engine == "graph" else None
+        self._engine = GraphEngine(model, self._rows, config.context) if config.engine == "graph" else None
         self._seen: VisionCache | None = None
         if self._engine is not None and self._cameras:
             if not self._exact:
@@ -105,9 +107,16 @@ class AlpamayoPolicy:
             (*pictures, "traj_history", "prompt", *asked),
             ("cot", "traj_future") if self._reasons else ("traj_future",),
             (),
-            camera_names=architecture.camera_names,
-            frames="numbered" if architecture.frame_numbers else "none",
+            **_picture_words(config.picture_words, architecture),
         )
+        self._recompute = config.gradient_checkpointing
+        if self._recompute:
+            model.vlm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+    @property
+    def _model(self) -> AlpamayoModel:
+        """The module in hand: while a trainer holds the weights in another one, that."""
+        return cast(AlpamayoModel, self.module)
 
     # ---------------------------------------------------------------- acting
 
@@ -151,7 +160,8 @@ class AlpamayoPolicy:
         factors, entropies = [], []
         for rows, batch in self._forwards(observations, len(decisions), whole=self._on_cpu):
             part = self._score_tokens if self._head == "tokens" else self._score_steps
-            log_prob, entropy = part(batch, decisions, rows, sampling)
+            with self.recomputing():
+                log_prob, entropy = self._model.within(partial(part, batch, decisions, rows, sampling))
             factors.append(log_prob.float())
             entropies.append(entropy.float())
         count = len(decisions)
@@ -174,8 +184,50 @@ class AlpamayoPolicy:
             plan = self._tensor(target_plan_rig[rows], np.float32)
             xyz = torch.cat([plan[..., :2], torch.zeros_like(plan[..., :1])], -1)
             loss = self._token_loss if self._head == "tokens" else self._flow_loss
-            losses.append(loss(batch, xyz, plan[..., 2]))
+            with self.recomputing():
+                losses.append(self._model.within(partial(loss, batch, xyz, plan[..., 2])))
         return torch.cat(losses)[: len(target_plan_rig)]
+
+    def labelled(
+        self,
+        observations: Observation,
+        target_plan_rig: NDArray[np.float32],
+        texts: Sequence[Mapping[str, str]],
+        layout: PromptLayout,
+    ) -> Batch:
+        """N observations as whole conversations, with target plans [N,64,3] and texts in place: what SFT learns from.
+
+        Args:
+            observations: with the fields and cameras of the spec.
+            target_plan_rig: x m, y m, yaw rad; all of them finite.
+            texts: of each row, what the layout's order names of cot, route, …
+            layout: which components there are, and which are learned.
+
+        """
+        xyz, yaw = self._history(observations)
+        samples = []
+        for row, (plan, words) in enumerate(zip(target_plan_rig, texts, strict=True)):
+            pictures = [observations[f"camera_{name}"][row] for name in self.spec.cameras]
+            images = np.stack(pictures) if pictures else np.zeros((0, self._frames, 1, 1, 3), np.uint8)
+            future = np.concatenate([plan[:, :2], np.zeros_like(plan[:, :1])], axis=-1)
+            samples.append(Sample(images, xyz[row], yaw[row], future, plan[:, 2], self._cameras, dict(words)))
+        return self.processor.encode(samples, layout, generate=False).to(self.device)
+
+    @contextmanager
+    def recomputing(self) -> Iterator[None]:
+        """Inside, with `gradient_checkpointing`, a layer's activations are computed again in the backward pass.
+
+        Layers do so in training mode only; nothing else depends on it here (no dropout).
+        """
+        if not (self._recompute and torch.is_grad_enabled()):
+            yield
+            return
+        module = self.module
+        module.train()
+        try:
+            yield
+        finally:
+            module.eval()
 
     def load(self, state: Mapping[str, Any], version: int) -> None:
         """Take new weights, all of them; features of pictures are kept by version."""
@@ -385,12 +437,7 @@ class AlpamayoPolicy:
         self, observations: Observation, count: int, pixels: bool = True, whole: bool = True
     ) -> Iterator[tuple[NDArray[np.int64], Batch]]:
         """Rows of each forward and what the model reads of them; if `whole`, the last row fills it up."""
-        history, yaw = known_history(
-            observations["ego_history_rig"],
-            observations["ego_history_mask"],
-            observations["ego_dynamics_rig"][:, 0],
-            self.spec.history_step_us * 1e-6,
-        )
+        history, yaw = self._history(observations)
         for start in range(0, count, self._rows):
             end = start + self._rows if whole else min(start + self._rows, count)
             rows = np.minimum(np.arange(start, end), count - 1)
@@ -400,6 +447,14 @@ class AlpamayoPolicy:
             positions = self._model.positions(batch.first())
             batch = replace(batch, positions=positions.expand(-1, len(rows), -1), pixel_values=values)
             yield rows, batch.to(self.device)
+
+    def _history(self, observations: Observation) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        return known_history(
+            observations["ego_history_rig"],
+            observations["ego_history_mask"],
+            observations["ego_dynamics_rig"][:, 0],
+            self.spec.history_step_us * 1e-6,
+        )
 
     def _pixels(
         self, observations: Observation, rows: NDArray[np.int64], wanted: bool
@@ -466,6 +521,16 @@ class AlpamayoPolicy:
 
     def _tensor(self, values: NDArray[Any], dtype: type) -> Tensor:
         return torch.from_numpy(np.asarray(values, dtype)).to(self.device)
+
+
+def _picture_words(words: str, architecture: Architecture) -> dict[str, Any]:
+    """What a prompt says before pictures, as arguments of `PromptLayout`."""
+    if words == "auto":
+        return {
+            "camera_names": architecture.camera_names,
+            "frames": "numbered" if architecture.frame_numbers else "none",
+        }
+    return {"camera_names": words != "none", "frames": words}
 
 
 def _known(observations: Observation) -> NDArray[np.bool_]:

@@ -71,11 +71,17 @@ METRICS: dict[str, Metric] = {
     "validation_loss": Metric("loss on drives of validation scenes"),
     "validation_samples": Metric("decisions behind it"),
     "epochs_waited": Metric("epochs since the validation loss last fell"),
+    # supervised fine-tuning
+    "loss_trajectory": Metric("mean cross-entropy over trajectory tokens and their markers", "nat"),
+    "loss_text": Metric("mean cross-entropy over the other labelled words", "nat"),
+    "learning_rate": Metric("rate of weights without a factor of their own"),
+    "epoch": Metric("passes over the training split so far"),
     # time
     "seconds": Metric("the whole step", "s"),
     "seconds_drive": Metric("making episodes: simulate, observe, render, act and the rest of the loop", "s"),
     "seconds_fetch": Metric("reading a step's episodes from the rollouts", "s"),
     "seconds_train": Metric("forward, backward and optimiser", "s"),
+    "seconds_data": Metric("waiting for samples, and making words and patches of them", "s"),
     "seconds_simulate": Metric("the world's steps, with their observations unless in a thread of its own", "s"),
     "seconds_observe": Metric("observations on their own, and labels; without cameras", "s"),
     "seconds_render": Metric("camera pictures", "s"),

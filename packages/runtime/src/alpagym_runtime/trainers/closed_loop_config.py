@@ -32,6 +32,7 @@ class ClosedLoopConfig:
         discount: per decision.
         kl_weight: of the penalty against the policy as the stage began; 0 for none.
         kl_stop: a step's passes end when its KL to the weights that drove exceeds this.
+        weight_decay: of AdamW; at 0 it is Adam.
         temperature: of exploration; goes linearly to `final_temperature_share` of it.
         top_p: of exploration, for policies that draw tokens: only the likeliest, until they hold this share.
         warm_start: imitation before the first step; null starts from the weights as they are.
@@ -54,6 +55,7 @@ class ClosedLoopConfig:
     discount: float = 0.97
     kl_weight: float = 0.0
     kl_stop: float = 0.05
+    weight_decay: float = 0.0
     temperature: float = 1.0
     top_p: float = 1.0
     final_temperature_share: float = 1.0
@@ -75,6 +77,7 @@ class ClosedLoopConfig:
         check_range("discount", self.discount, minimum=0, maximum=1)
         check_range("kl_weight", self.kl_weight, minimum=0)
         check_range("kl_stop", self.kl_stop, above=0)
+        check_range("weight_decay", self.weight_decay, minimum=0)
         check_range("temperature", self.temperature, above=0, maximum=100)
         check_range("top_p", self.top_p, above=0, maximum=1)
         check_range("final_temperature_share", self.final_temperature_share, above=0, maximum=100)

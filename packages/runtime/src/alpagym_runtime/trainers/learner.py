@@ -41,8 +41,12 @@ class Learner:
 
     def parameters(self) -> list[Tensor]:
         """Those that are trained."""
+        return list(self.named_parameters().values())
+
+    def named_parameters(self) -> dict[str, Tensor]:
+        """Those that are trained, by name."""
         module = self._policy.module if self._twin is None else self._twin
-        return [p for p in module.parameters() if p.requires_grad]
+        return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
@@ -66,18 +70,26 @@ class Learner:
 
 
 def spread(module: nn.Module, team: Team) -> nn.Module:
-    """Spread a module's weights over the team, block by block: items of lists, the root's own parts, the rest."""
+    """Spread a module's weights over the team, block by block: items of lists, the root's own parts, the rest.
+
+    Weights come together in the forward of their block. A module that is used in another way than by its forward names
+    the methods in `spread_entries`; its own parts, which such a method may call by themselves, are then no blocks.
+    """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     device = next(module.parameters()).device.type
     mesh = init_device_mesh(device, (team.size,))
     blocks = [item for part in module.modules() if isinstance(part, nn.ModuleList) for item in part]
-    blocks += [part for part in module.children() if not isinstance(part, nn.ModuleList)]
+    entries: tuple[str, ...] = getattr(module, "spread_entries", ())
+    if not entries:
+        blocks += [part for part in module.children() if not isinstance(part, nn.ModuleList)]
     for block in reversed(blocks):
         if any(True for _ in block.parameters()):
             fully_shard(block, mesh=mesh)
     fully_shard(module, mesh=mesh)
+    for entry in entries:
+        register_fsdp_forward_method(module, entry)
     return module
 
 

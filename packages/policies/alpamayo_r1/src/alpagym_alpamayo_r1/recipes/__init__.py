@@ -1,0 +1,1 @@
+"""The published recipes of SFT, under their own keys: one YAML a stage over a base."""
