@@ -236,11 +236,6 @@ class AlpamayoPolicy:
 
     # ---------------------------------------------------------------- parts
 
-    @property
-    def _model(self) -> AlpamayoModel:
-        """What `module` is now: while training it may be a twin, or the reference of a KL."""
-        return cast(AlpamayoModel, self.module)
-
     def _act(self, observations: Observation, seeds: NDArray[np.uint64], sampling: Sampling) -> Decision:
         count, parts = len(seeds), []
         write = self._write_tokens if self._head == "tokens" else self._denoise

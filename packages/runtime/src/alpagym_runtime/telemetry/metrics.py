@@ -61,7 +61,7 @@ METRICS: dict[str, Metric] = {
     "value_mean": Metric("mean value of the states, before the step"),
     "explained_variance": Metric("share of the returns' variance that the value explained before the step"),
     "advantage_std": Metric("standard deviation of the advantages before normalisation"),
-    "learning_rate": Metric("learning rate of the step"),
+    "learning_rate": Metric("learning rate of the step, of weights without a factor of their own"),
     "gradient_norm": Metric("norm of the gradient before clipping"),
     "steps_refused": Metric("optimiser steps refused because something was not finite"),
     "staleness_mean": Metric("mean age of the weights that decided, in versions"),
@@ -74,7 +74,6 @@ METRICS: dict[str, Metric] = {
     # supervised fine-tuning
     "loss_trajectory": Metric("mean cross-entropy over trajectory tokens and their markers", "nat"),
     "loss_text": Metric("mean cross-entropy over the other labelled words", "nat"),
-    "learning_rate": Metric("rate of weights without a factor of their own"),
     "epoch": Metric("passes over the training split so far"),
     # time
     "seconds": Metric("the whole step", "s"),

@@ -68,9 +68,7 @@ class ClosedLoopTrainer(ABC):
         core = run.core("train", policy.spec)
         collector, team = run.collector(core, policy), run.team
         learner = run.learner()
-        optimiser = torch.optim.AdamW(
-            learner.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
-        )
+        optimiser = torch.optim.AdamW(learner.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)
         reference = copy.deepcopy(policy.module) if config.kl_weight > 0.0 else None
         first = run.begin_stage(self.stage, config.updates, "updates", optimiser, reference)
         spreads, spent_before = run.stage_state.setdefault("spreads", {}), run.stage_state.get("spent_s", 0.0)
