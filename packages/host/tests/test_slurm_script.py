@@ -11,6 +11,7 @@ import pytest
 from alpagym_host.compose import compose
 from alpagym_host.slurm.script import render
 from alpagym_plugins import ConfigError
+from alpagym_runtime.deploy_config import SlurmSection
 
 WORDS = ("deploy=slurm", "deploy.slurm.partition=main", "run.root=/shared/runs")
 TEMPLATE = "experiment=alpamayo_1_5_slurm_template"
@@ -152,11 +153,20 @@ def _renamed(name):
         ("deploy.slurm.container_mounts=['/a:/b,/c:/d']", "has a comma"),
         ("deploy.slurm.container=docker", "must be one of 'pyxis', 'apptainer'"),
         ("deploy.slurm.warn_s=0", "warn_s"),
+        ("deploy.slurm.time=2", "must be below time=2 .120 s., got 120"),
     ],
 )
 def test_what_a_script_cannot_hold_is_refused(word, said):
     with pytest.raises(ConfigError, match=said):
         compose([*WORDS, word])
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [("90", 5400), ("10:30", 630), ("04:00:00", 14400), ("1-12", 129600), ("1-0:30", 88200), ("2-01:02:03", 176523)],
+)
+def test_a_time_limit_is_read_as_slurm_reads_it(time, seconds):
+    assert SlurmSection(time=time).limit_s == seconds
 
 
 # ---------------------------------------------------------------- containers

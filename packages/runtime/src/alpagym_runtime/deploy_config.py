@@ -178,6 +178,12 @@ class SlurmSection:
         if not re.fullmatch(r"(\d+-)?\d{1,2}(:\d{2}){0,2}|\d+", self.time):
             raise ConfigError(f"must be a Slurm time limit such as 04:00:00 or 1-12, got {self.time!r}", key="time")
         check_range("warn_s", self.warn_s, minimum=1, maximum=65_535)  # sbatch's own limit
+        if self.warn_s >= self.limit_s:
+            raise ConfigError(
+                f"the run would be asked to stop as it begins: must be below time={self.time} ({self.limit_s} s), "
+                f"got {self.warn_s}",
+                key="warn_s",
+            )
         check_range("parallel", self.parallel, minimum=0, maximum=100_000)
         check_choice("container", self.container, ("pyxis", "apptainer"))
         if self.cpus_per_task is not None:
@@ -218,6 +224,18 @@ class SlurmSection:
                 raise ConfigError(f"must be --OPTION or --OPTION=VALUE of sbatch, got {option!r}", key=f"extra[{i}]")
             if (name := found["name"]) in _OPTION_KEYS:
                 raise ConfigError(f"--{name} is set from {_OPTION_KEYS[name]}", key=f"extra[{i}]")
+
+    @property
+    def limit_s(self) -> int:
+        """The time limit, s. Slurm's forms: M | M:S | H:M:S | D-H | D-H:M | D-H:M:S."""
+        days, dash, rest = self.time.rpartition("-")
+        parts = [int(part) for part in rest.split(":")]
+        if dash:
+            hours, minutes, seconds = (*parts, 0, 0)[:3]
+        else:
+            # Without days the last two are minutes and seconds, and one number is minutes.
+            hours, minutes, seconds = [(0, *parts, 0), (0, *parts), tuple(parts)][len(parts) - 1]
+        return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def _check_line(key: str, text: str) -> None:
