@@ -436,6 +436,36 @@ def test_a_job_that_slurm_has_queued_too_often_does_not_begin(node):
     assert not (node.run / "started").exists()
 
 
+APPTAINER = r"""
+if [ "$1" = pull ]; then echo "$3" >>pulled; touch "$2"; exit; fi
+shift; while [[ $1 == --* ]]; do printf '%s\n' "$1" >>options; shift; done
+[ -e "$1" ] || exit 255; shift; exec "$@"
+"""
+
+
+def test_both_roles_run_in_the_container_and_its_image_is_fetched_once(node):
+    node.tool("apptainer", APPTAINER)
+    words = ("deploy.slurm.container=apptainer", "deploy.slurm.container_image=reg.io/a/b:1", "rollout.workers=2")
+    words += (f"deploy.slurm.container_cache={node.folder / 'the cache'}", "deploy.slurm.container_mounts=[/a b:/c]")
+    for _ in range(2):
+        node.says(lasts=4)
+        assert node.goes(*words)[0] == 0
+    assert (node.folder / "pulled").read_text() == "docker://reg.io/a/b:1\n"
+    assert len((node.run / "workers").read_text().split()) == 4
+    told = (node.folder / "options").read_text().splitlines()
+    # Twice a trainer and two workers.
+    assert told.count("--bind=/a b:/c") == told.count(f"--pwd={node.folder}") == 6
+
+
+def test_an_image_that_cannot_be_fetched_ends_the_job_before_it_begins(node):
+    node.tool("enroot", 'echo "[ERROR] 401 Unauthorized" >&2; exit 1')
+    words = ("deploy.slurm.container_image=reg.io/a/b:1", f"deploy.slurm.container_cache={node.folder / 'cache'}")
+    code, said = node.goes(*words)
+    assert (code, "401 Unauthorized" in said) == (1, True)
+    assert not (node.run / "started").exists()
+    assert list((node.folder / "cache").iterdir()) == []
+
+
 def test_a_stop_before_the_trainer_starts_is_obeyed(node):
     # A container that takes a while to be fetched; the signal comes meanwhile.
     node.tool("apptainer", 'if [ "$1" = pull ]; then touch fetching; sleep 1; touch "$2"; fi')
