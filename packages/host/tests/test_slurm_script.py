@@ -11,7 +11,7 @@ import pytest
 from alpagym_host.compose import compose
 from alpagym_host.slurm.script import render
 from alpagym_plugins import ConfigError
-from alpagym_runtime.deploy_config import SlurmSection
+from alpagym_runtime.slurm_config import SlurmSection
 
 WORDS = ("deploy=slurm", "deploy.slurm.partition=main", "run.root=/shared/runs")
 TEMPLATE = "experiment=alpamayo_1_5_slurm_template"
@@ -91,20 +91,6 @@ def test_roles_have_their_nodes(words, command, nodes, steps):
     assert f"#SBATCH --nodes={nodes}\n" in text
     found = [line.split('"${step[@]}" ')[1].split(" --kill")[0] for line in text.splitlines() if '"${step[@]}"' in line]
     assert found == steps
-
-
-@pytest.mark.parametrize(
-    ("words", "job", "step"),
-    [
-        ((), False, False),
-        (("topology.train_nodes=2",), False, False),  # Slurm ends and queues again a team that lost a node
-        (("topology.rollout_nodes=1", "rollout.workers=2"), True, False),
-        (("topology.rollout_nodes=2", "rollout.workers=2"), True, True),
-    ],
-)
-def test_a_lost_node_ends_what_cannot_go_on_without_it(words, job, step):
-    text = script(*words)
-    assert ("#SBATCH --no-kill" in text, " --no-kill " in text.replace("#SBATCH --no-kill", "")) == (job, step)
 
 
 @pytest.mark.parametrize(

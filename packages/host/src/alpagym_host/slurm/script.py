@@ -84,9 +84,6 @@ def _options(config: RunConfig, found: list[Role]) -> list[str]:
     ]
     lines = [f"#SBATCH --{name}={_quoted(str(value))}" for name, value in values if value is not None]
     lines += ["#SBATCH --exclusive"] if slurm.exclusive else []
-    # The loss of a workers' node leaves the trainer time for a checkpoint; that of one of its own ends the job, and
-    # Slurm queues it again.
-    lines += ["#SBATCH --no-kill"] if len(found) > 1 and found[0].nodes == 1 else []
     lines += ["#SBATCH --requeue" if config.deploy.requeues else "#SBATCH --no-requeue"]
     for option in slurm.extra:
         name, equals, value = option.partition("=")
@@ -115,9 +112,7 @@ def _starts(config: RunConfig, found: list[Role], python: str) -> list[str]:
             start = _step(role, 1, [], [outside, "-m", "alpagym_host.launch.simulator", '"$run"'])
         else:
             worker = ["bash", "-c", shlex.quote(_WORKER), inside, str(config.rollout.restarts), '"$run"']
-            # The workers on other nodes go on. On its only node srun would wait for ever for the tasks of a lost one.
-            alone = [] if role.nodes == 1 else ["--no-kill"]
-            start = _step(role, 0, [*alone, *options], [*before, *worker])
+            start = _step(role, 0, options, [*before, *worker])
         lines.append(f"keep {role.name} {start} & {role.name}=$!")
     trainer = _step(found[0], 1, options, [*before, inside, "-m", "alpagym_host.launch.job", '"$run"'])
     return [
