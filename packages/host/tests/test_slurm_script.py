@@ -337,6 +337,14 @@ def test_an_arrays_index_is_the_end_of_the_directory(node):
     assert (whole / "logs" / "trainer-here.log").exists()
 
 
+def test_a_script_without_its_argument_says_so(node):
+    file = node.folder / "job"
+    file.write_text(script())
+    done = subprocess.run(["bash", str(file)], capture_output=True, text=True, check=False)
+    assert "is missing: the directory of the run" in done.stderr
+    assert done.returncode not in (0, 138)
+
+
 def test_each_worker_has_its_number_and_the_code_is_the_trainers(node):
     node.says(code=7, lasts=4)
     code, said = node.goes("rollout.workers=3")

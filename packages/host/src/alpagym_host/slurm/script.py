@@ -46,7 +46,7 @@ def render(config: RunConfig, command: str, python: str) -> str:
         "trap 'ask USR2' USR2  # alpagym stop",
         "trap : TERM           # Slurm ends the processes itself",
         "",
-        "run=$1${SLURM_ARRAY_TASK_ID-} restarts=${SLURM_RESTART_COUNT:-0}",
+        "run=${1:?is missing: the directory of the run}${SLURM_ARRAY_TASK_ID-} restarts=${SLURM_RESTART_COUNT:-0}",
         'echo "$(date "+%F %T") job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, start $restarts: $run"',
         f"if ((restarts > {config.deploy.requeues})); then",
         f'  echo "not begun: more than deploy.requeues={config.deploy.requeues}; to go on: alpagym resume $run"',
