@@ -347,8 +347,12 @@ def test_a_script_without_its_argument_says_so(node):
 
 def test_each_worker_has_its_number_and_the_code_is_the_trainers(node):
     node.says(code=7, lasts=4)
+    old = node.run / "endpoints" / "alpasim-0.json"
+    old.parent.mkdir()
+    old.touch()
     code, said = node.goes("rollout.workers=3")
     assert code == 7, said
+    assert not old.exists()  # where those of an earlier start listened
     assert sorted((node.run / "workers").read_text().split()) == ["0", "1", "2"]
 
 

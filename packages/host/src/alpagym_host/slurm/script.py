@@ -105,10 +105,9 @@ def _starts(config: RunConfig, found: list[Role], python: str) -> list[str]:
     # AlpaSim's launcher starts containers, so it is in none.
     outside = shlex.quote(python if slurm.python is None or slurm.container_image is not None else slurm.python)
 
-    lines = ['mkdir -p -- "$run/logs" || exit', f"step=({_STEP})", *(_KEEP.splitlines() if found[1:] else ())]
+    lines = ['mkdir -p -- "$run/logs" || exit', f"step=({_STEP})", *(_BESIDES.splitlines() if found[1:] else ())]
     for role in found[1:]:
         if role.name == "simulator":
-            lines.append('rm -f -- "$run"/endpoints/alpasim-*.json  # of an earlier start')
             start = _step(role, 1, [], [outside, "-m", "alpagym_host.launch.simulator", '"$run"'])
         else:
             worker = ["bash", "-c", shlex.quote(_WORKER), inside, str(config.rollout.restarts), '"$run"']
@@ -133,7 +132,8 @@ def _step(role: Role, kill: int, options: list[str], program: list[str]) -> str:
 
 
 # Where those are gone for whom the trainer waits, it is asked for a checkpoint.
-_KEEP = r"""keep() {  # NAME COMMAND: a role besides the trainer's; SIGUSR2 is passed on
+_BESIDES = r"""rm -f -- "$run"/workers/rendezvous.json "$run"/endpoints/*.json  # of an earlier start
+keep() {  # NAME COMMAND: a role besides the trainer's; SIGUSR2 is passed on
   local name=$1 pid code
   "${@:2}" & pid=$!
   trap 'kill -s USR2 "$pid" 2>/dev/null' USR2
