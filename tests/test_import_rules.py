@@ -42,6 +42,7 @@ LAYERS = [
         "telemetry",
         "run_config",
         "deploy_config",
+        "slurm_config",
         "children",
         "endpoints",
         "files",

@@ -224,17 +224,22 @@ def test_cancelled_by_scancel_the_last_checkpoint_holds(slurm, tmp_path):
     assert code == 0, said
 
 
-def test_a_lost_node_of_workers_costs_a_requeue_and_no_step(slurm, tmp_path):
-    directory, job = submit(tmp_path, *TWO_NODES, *LONG, "deploy.requeues=1")
-    trains(slurm, directory, job)
+@pytest.mark.parametrize("node", ["n1", "n2"])
+def test_slurm_queues_a_job_again_that_has_lost_a_node(slurm, tmp_path, node):
+    more = ("trainer.updates=100000", "checkpoint.every_updates=5", "deploy.requeues=1")
+    directory, job = submit(tmp_path, *TWO_NODES, *more)
+    assert slurm.until(lambda: list((directory / "checkpoints").glob("step_*")), 600)
     try:
-        slurm.run("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
-        assert slurm.until(lambda: "rollout ended" in log(directory), 240), log(directory, "")
-        assert slurm.until(lambda: "queued again" in log(directory), 240), log(directory, "")
-        assert slurm.wait(job, "PENDING", timeout_s=60) == "PENDING"
+        slurm.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+        assert slurm.wait(job, "PENDING", timeout_s=120) == "PENDING"
+        assert "train: queued" in alpagym("status", directory)[1]
     finally:
-        slurm.run("scontrol", "update", "NodeName=n2", "State=RESUME")
+        slurm.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
     assert slurm.until(lambda: "start 1:" in log(directory), 240)
+    kept = max(int(path.name[-8:]) for path in (directory / "checkpoints").glob("step_*"))
+    assert slurm.until(lambda: max(steps(directory)) > kept + 5, 300), log(directory, "")
+    assert "resuming from step_" in log(directory, "trainer")
+    assert steps(directory) == list(range(1, len(steps(directory)) + 1))
 
 
 # ---------------------------------------------------------------- sweeps, dependencies
@@ -348,6 +353,31 @@ def test_a_name_arrives_as_it_was_written(slurm, tmp_path, name):
     job = slurm.run("sbatch", "--parsable", "--hold", "-o/dev/null", str(tmp_path / "job"), str(tmp_path)).strip()
     assert slurm.run("squeue", "-h", f"-j{job}", "-o", "%j") == f"{name}\n"
     assert slurm.run("squeue", "-h", f"-j{job}", "-O", "Comment:100").strip() == name
+    assert not list(tmp_path.rglob("evil"))
+
+
+VALUES = ["a b \"c\" $HOME 'd'", "mlx5_0:1,mlx5_3:1", "two\nlines\n", "", "$(touch evil)`x`\\"]
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_variables_arrive_byte_for_byte_whichever_way_they_go(slurm, tmp_path, monkeypatch, value):
+    from alpagym_host.compose import compose
+    from alpagym_host.slurm.script import render
+
+    monkeypatch.setenv("GIVEN", value)
+    monkeypatch.setenv("UNNAMED", "stays here")
+    stub = tmp_path / "python"
+    stub.write_text('#!/bin/bash\nprintf %s "$GIVEN" >"$3/given"; printf %s "$SET" >"$3/set"; env >"$3/all"\n')
+    stub.chmod(0o755)
+    config = compose([*TINY, "deploy=slurm", f"run.root={tmp_path}", "deploy.slurm.export_env=[GIVEN]"])
+    config.deploy.slurm.env["SET"] = value
+    (tmp_path / "job").write_text(render(config, "train", str(stub)))
+    run = tmp_path / "run 'a' \"b\" $HOME %j [y]"
+    run.mkdir()
+    job = slurm.run("sbatch", "--parsable", f"--output={tmp_path}/log", str(tmp_path / "job"), str(run)).strip()
+    assert slurm.wait(job, "COMPLETED", "FAILED") == "COMPLETED", (tmp_path / "log").read_text()
+    assert ((run / "given").read_text(), (run / "set").read_text()) == (value, value)
+    assert "UNNAMED" not in (run / "all").read_text()
     assert not list(tmp_path.rglob("evil"))
 
 

@@ -11,6 +11,7 @@ import pytest
 from alpagym_host.compose import compose
 from alpagym_host.slurm.script import render
 from alpagym_plugins import ConfigError
+from alpagym_runtime.slurm_config import SlurmSection
 
 WORDS = ("deploy=slurm", "deploy.slurm.partition=main", "run.root=/shared/runs")
 TEMPLATE = "experiment=alpamayo_1_5_slurm_template"
@@ -93,20 +94,6 @@ def test_roles_have_their_nodes(words, command, nodes, steps):
 
 
 @pytest.mark.parametrize(
-    ("words", "job", "step"),
-    [
-        ((), False, False),
-        (("topology.train_nodes=2",), False, False),  # Slurm ends and queues again a team that lost a node
-        (("topology.rollout_nodes=1", "rollout.workers=2"), True, False),
-        (("topology.rollout_nodes=2", "rollout.workers=2"), True, True),
-    ],
-)
-def test_a_lost_node_ends_what_cannot_go_on_without_it(words, job, step):
-    text = script(*words)
-    assert ("#SBATCH --no-kill" in text, " --no-kill " in text.replace("#SBATCH --no-kill", "")) == (job, step)
-
-
-@pytest.mark.parametrize(
     ("words", "command"),
     [
         ((), "train"),
@@ -152,11 +139,20 @@ def _renamed(name):
         ("deploy.slurm.container_mounts=['/a:/b,/c:/d']", "has a comma"),
         ("deploy.slurm.container=docker", "must be one of 'pyxis', 'apptainer'"),
         ("deploy.slurm.warn_s=0", "warn_s"),
+        ("deploy.slurm.time=2", "must be below time=2 .120 s., got 120"),
     ],
 )
 def test_what_a_script_cannot_hold_is_refused(word, said):
     with pytest.raises(ConfigError, match=said):
         compose([*WORDS, word])
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [("90", 5400), ("10:30", 630), ("04:00:00", 14400), ("1-12", 129600), ("1-0:30", 88200), ("2-01:02:03", 176523)],
+)
+def test_a_time_limit_is_read_as_slurm_reads_it(time, seconds):
+    assert SlurmSection(time=time).limit_s == seconds
 
 
 # ---------------------------------------------------------------- containers
@@ -341,10 +337,22 @@ def test_an_arrays_index_is_the_end_of_the_directory(node):
     assert (whole / "logs" / "trainer-here.log").exists()
 
 
+def test_a_script_without_its_argument_says_so(node):
+    file = node.folder / "job"
+    file.write_text(script())
+    done = subprocess.run(["bash", str(file)], capture_output=True, text=True, check=False)
+    assert "is missing: the directory of the run" in done.stderr
+    assert done.returncode not in (0, 138)
+
+
 def test_each_worker_has_its_number_and_the_code_is_the_trainers(node):
     node.says(code=7, lasts=4)
+    old = node.run / "endpoints" / "alpasim-0.json"
+    old.parent.mkdir()
+    old.touch()
     code, said = node.goes("rollout.workers=3")
     assert code == 7, said
+    assert not old.exists()  # where those of an earlier start listened
     assert sorted((node.run / "workers").read_text().split()) == ["0", "1", "2"]
 
 
@@ -424,6 +432,36 @@ def test_a_job_that_slurm_has_queued_too_often_does_not_begin(node):
     assert code == 1
     assert "not begun: more than deploy.requeues=1" in said
     assert not (node.run / "started").exists()
+
+
+APPTAINER = r"""
+if [ "$1" = pull ]; then echo "$3" >>pulled; touch "$2"; exit; fi
+shift; while [[ $1 == --* ]]; do printf '%s\n' "$1" >>options; shift; done
+[ -e "$1" ] || exit 255; shift; exec "$@"
+"""
+
+
+def test_both_roles_run_in_the_container_and_its_image_is_fetched_once(node):
+    node.tool("apptainer", APPTAINER)
+    words = ("deploy.slurm.container=apptainer", "deploy.slurm.container_image=reg.io/a/b:1", "rollout.workers=2")
+    words += (f"deploy.slurm.container_cache={node.folder / 'the cache'}", "deploy.slurm.container_mounts=[/a b:/c]")
+    for _ in range(2):
+        node.says(lasts=4)
+        assert node.goes(*words)[0] == 0
+    assert (node.folder / "pulled").read_text() == "docker://reg.io/a/b:1\n"
+    assert len((node.run / "workers").read_text().split()) == 4
+    told = (node.folder / "options").read_text().splitlines()
+    # Twice a trainer and two workers.
+    assert told.count("--bind=/a b:/c") == told.count(f"--pwd={node.folder}") == 6
+
+
+def test_an_image_that_cannot_be_fetched_ends_the_job_before_it_begins(node):
+    node.tool("enroot", 'echo "[ERROR] 401 Unauthorized" >&2; exit 1')
+    words = ("deploy.slurm.container_image=reg.io/a/b:1", f"deploy.slurm.container_cache={node.folder / 'cache'}")
+    code, said = node.goes(*words)
+    assert (code, "401 Unauthorized" in said) == (1, True)
+    assert not (node.run / "started").exists()
+    assert list((node.folder / "cache").iterdir()) == []
 
 
 def test_a_stop_before_the_trainer_starts_is_obeyed(node):

@@ -18,6 +18,7 @@ from alpagym_host.launch.local import launch
 from alpagym_host.launch.torchrun import end_process, train_in_team
 from alpagym_host.preflight import require
 from alpagym_host.run_dir import Command, command_of, open_existing
+from alpagym_host.slurm import jobs
 from alpagym_host.slurm.roles import roles
 from alpagym_plugins import ConfigError
 from alpagym_runtime.endpoints import Registry
@@ -31,6 +32,9 @@ def main() -> int:
         raise ConfigError("is started by a Slurm job; to submit one: alpagym submit")
     rank, size = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_STEP_NUM_TASKS"])
     directory = open_existing(Path(sys.argv[1]))
+    if rank == 0:
+        # Also where somebody called sbatch by hand, or who submitted it did not live to write it down.
+        jobs.write(directory, jobs.own_number())
     config, command = load_run_config(directory), command_of(directory)
     summary = directory / "summary.json"
     if summary.is_file() and read_json(summary).get("status") == "completed":

@@ -11,7 +11,7 @@ import hashlib
 import re
 import shlex
 
-from alpagym_runtime.deploy_config import SlurmSection
+from alpagym_runtime.slurm_config import SlurmSection
 
 
 def in_container(slurm: SlurmSection, names: list[str], gpus: bool) -> tuple[list[str], list[str]]:

@@ -7,6 +7,7 @@ once the queue has forgotten a job.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -71,6 +72,12 @@ def read(directory: Path) -> str | None:
         return None
 
 
+def own_number() -> str:
+    """The number of the job that this process is in."""
+    array, index = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{index}" if array and index else os.environ["SLURM_JOB_ID"]
+
+
 def ask(numbers: Iterable[str], machine: Machine | None = None) -> dict[str, Job]:
     """What Slurm says of jobs, by number.
 
@@ -126,8 +133,6 @@ def submit(script: Path, folder: Path, output: str, argument: str, options: list
         ConfigError: sbatch refuses, is absent or does not answer.
 
     """
-    import os
-
     kept = ("SLURM_CONF", "SLURM_CONF_SERVER")
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("SBATCH_", "SLURM_")) or name in kept

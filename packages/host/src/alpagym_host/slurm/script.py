@@ -46,7 +46,7 @@ def render(config: RunConfig, command: str, python: str) -> str:
         "trap 'ask USR2' USR2  # alpagym stop",
         "trap : TERM           # Slurm ends the processes itself",
         "",
-        "run=$1${SLURM_ARRAY_TASK_ID-} restarts=${SLURM_RESTART_COUNT:-0}",
+        "run=${1:?is missing: the directory of the run}${SLURM_ARRAY_TASK_ID-} restarts=${SLURM_RESTART_COUNT:-0}",
         'echo "$(date "+%F %T") job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, start $restarts: $run"',
         f"if ((restarts > {config.deploy.requeues})); then",
         f'  echo "not begun: more than deploy.requeues={config.deploy.requeues}; to go on: alpagym resume $run"',
@@ -84,9 +84,6 @@ def _options(config: RunConfig, found: list[Role]) -> list[str]:
     ]
     lines = [f"#SBATCH --{name}={_quoted(str(value))}" for name, value in values if value is not None]
     lines += ["#SBATCH --exclusive"] if slurm.exclusive else []
-    # The loss of a workers' node leaves the trainer time for a checkpoint; that of one of its own ends the job, and
-    # Slurm queues it again.
-    lines += ["#SBATCH --no-kill"] if len(found) > 1 and found[0].nodes == 1 else []
     lines += ["#SBATCH --requeue" if config.deploy.requeues else "#SBATCH --no-requeue"]
     for option in slurm.extra:
         name, equals, value = option.partition("=")
@@ -108,16 +105,13 @@ def _starts(config: RunConfig, found: list[Role], python: str) -> list[str]:
     # AlpaSim's launcher starts containers, so it is in none.
     outside = shlex.quote(python if slurm.python is None or slurm.container_image is not None else slurm.python)
 
-    lines = ['mkdir -p -- "$run/logs" || exit', f"step=({_STEP})", *(_KEEP.splitlines() if found[1:] else ())]
+    lines = ['mkdir -p -- "$run/logs" || exit', f"step=({_STEP})", *(_BESIDES.splitlines() if found[1:] else ())]
     for role in found[1:]:
         if role.name == "simulator":
-            lines.append('rm -f -- "$run"/endpoints/alpasim-*.json  # of an earlier start')
             start = _step(role, 1, [], [outside, "-m", "alpagym_host.launch.simulator", '"$run"'])
         else:
             worker = ["bash", "-c", shlex.quote(_WORKER), inside, str(config.rollout.restarts), '"$run"']
-            # The workers on other nodes go on. On its only node srun would wait for ever for the tasks of a lost one.
-            alone = [] if role.nodes == 1 else ["--no-kill"]
-            start = _step(role, 0, [*alone, *options], [*before, *worker])
+            start = _step(role, 0, options, [*before, *worker])
         lines.append(f"keep {role.name} {start} & {role.name}=$!")
     trainer = _step(found[0], 1, options, [*before, inside, "-m", "alpagym_host.launch.job", '"$run"'])
     return [
@@ -138,7 +132,8 @@ def _step(role: Role, kill: int, options: list[str], program: list[str]) -> str:
 
 
 # Where those are gone for whom the trainer waits, it is asked for a checkpoint.
-_KEEP = r"""keep() {  # NAME COMMAND: a role besides the trainer's; SIGUSR2 is passed on
+_BESIDES = r"""rm -f -- "$run"/workers/rendezvous.json "$run"/endpoints/*.json  # of an earlier start
+keep() {  # NAME COMMAND: a role besides the trainer's; SIGUSR2 is passed on
   local name=$1 pid code
   "${@:2}" & pid=$!
   trap 'kill -s USR2 "$pid" 2>/dev/null' USR2

@@ -38,8 +38,8 @@ from alpagym_runtime.transport.between import build_transport
 from alpagym_runtime.types import Episode, EpisodeRequest, Policy, TrainablePolicy
 
 BEAT_S = 1.0
-LONGEST_WAIT_S = 120.0
-"""For the trainer to say where it listens; a job may start its workers first."""
+LONGEST_WAIT_S = 600.0
+"""For the trainer to say where it listens; a job may start its workers first, and waits as long for them."""
 LOST_ITS_TRAINER = 3
 """Exit code."""
 
