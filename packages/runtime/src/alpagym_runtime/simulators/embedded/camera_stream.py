@@ -47,14 +47,24 @@ class CameraStream:
         spec: which cameras and how many frames.
         slots: of the simulator.
         scene_of: the scene that a slot drives.
+        files_only: for who sends pictures on and looks at none: no fields, only frames, their ids 0; jpeg95 only.
 
     Raises:
         ConfigError: an unknown camera, a size that cannot be rendered, frames off the world's grid.
 
     """
 
-    def __init__(self, config: CamerasConfig, spec: PolicySpec, slots: int, scene_of: Callable[[int], Scene]) -> None:
-        self._config, self._scene_of = config, scene_of
+    def __init__(
+        self,
+        config: CamerasConfig,
+        spec: PolicySpec,
+        slots: int,
+        scene_of: Callable[[int], Scene],
+        *,
+        files_only: bool = False,
+    ) -> None:
+        assert config.encoding == "jpeg95" or not files_only
+        self._config, self._scene_of, self._files_only = config, scene_of, files_only
         check_cameras(config, spec)
         self._count, self._step = spec.frames, spec.frame_step_us // STEP_US
         self._cameras: dict[str, _Camera] = {}
@@ -98,6 +108,10 @@ class CameraStream:
             places, slot, step = _assign(camera.steps, rows, steps)
             self._render(camera, slots, slot, step, places[1])
             files = self._encode(camera, slot, places[1]) if self._config.encoding == "jpeg95" else []
+            if self._files_only:
+                known = zip(slot.tolist(), step.tolist(), files, strict=True)
+                frames += [Frame(row, name, at * STEP_US, 0, "jpeg", data) for row, at, data in known]
+                continue
             ids = camera.ids[slot, places[1]] = frame_ids(camera.pictures, slot, places[1])
             for data, row, at, number in zip(files, slot.tolist(), step.tolist(), ids.tolist(), strict=False):
                 frames.append(Frame(row, name, at * STEP_US, number, "jpeg", data))
@@ -211,14 +225,14 @@ class CameraStream:
             groups.append((scene, self._sceneries[int(who[0]), camera.eye.texel_m], jobs))
         self._renderer.draw(camera.eye, groups, out)
 
-    @staticmethod
-    def _encode(camera: _Camera, slot: Int, place: Int) -> list[bytes]:
-        """JPEGs of new pictures, which are replaced by what the JPEGs show."""
+    def _encode(self, camera: _Camera, slot: Int, place: Int) -> list[bytes]:
+        """JPEGs of new pictures, which are replaced by what the JPEGs show if anybody looks at them here."""
         files = []
         for row, k in zip(slot.tolist(), place.tolist(), strict=True):
             picture = camera.pictures[row, k]
             files.append(simplejpeg.encode_jpeg(picture, JPEG_QUALITY, "RGB", "420"))
-            simplejpeg.decode_jpeg(files[-1], "RGB", buffer=picture)
+            if not self._files_only:
+                simplejpeg.decode_jpeg(files[-1], "RGB", buffer=picture)
         return files
 
 
