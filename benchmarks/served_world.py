@@ -25,10 +25,9 @@ from alpagym_runtime.policies.base import plan_decision
 from alpagym_runtime.run_config import DatasetSection
 from alpagym_runtime.simulators.alpasim import services
 from alpagym_runtime.simulators.alpasim.wire import runtime_pb2
+from alpagym_runtime.simulators.embedded.camera_config import CamerasConfig
 from alpagym_runtime.simulators.embedded.config import EmbeddedConfig
-from alpagym_runtime.simulators.embedded.server import build_world
-from alpagym_runtime.simulators.embedded.server_rollout import RolloutOptions
-from alpagym_runtime.types import EpisodeRequest
+from alpagym_runtime.types import EpisodeRequest, PolicySpec
 
 PERIOD_US, WARM_UP_US = 100_000, 1_600_000
 CAMERAS = {"front": (320, 512), "camera_cross_left_120fov": (320, 512)}
@@ -81,9 +80,16 @@ class Inside:
     """The same world in this process, driven straight ahead at the present speed."""
 
     def __init__(self, dataset: DatasetSection, slots: int) -> None:
-        options = RolloutOptions(PERIOD_US, WARM_UP_US, 200)
-        config = EmbeddedConfig(control_period_us=PERIOD_US)
-        self._world = build_world(config, dataset, slots, options, CAMERAS)
+        config = EmbeddedConfig(
+            control_period_us=PERIOD_US,
+            warmup_ticks=WARM_UP_US // PERIOD_US,
+            end_on=[],
+            threads=0,
+            cameras=CamerasConfig(encoding="jpeg95"),
+        )
+        fields = ("ego_dynamics_rig", "route_rig")
+        spec = PolicySpec(fields=fields, cameras=CAMERAS, frames=1, history_steps=1)
+        self._world = config.build(spec, dataset, slots, ())
         self.scenes, self._slots = list(self._world.spec.scenes), slots
         self._ahead = np.zeros((64, 3), np.float32)
         self._ahead[:, 0] = 0.1 * np.arange(1, 65)

@@ -27,6 +27,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from alpagym_runtime.pictures import BadFrameError, decode, describe, frame_size
 from alpagym_runtime.policies.base import plan_decision
 from alpagym_runtime.policies.config import ConstantSpeedConfig, FakeVlaConfig, LogReplayConfig
 from alpagym_runtime.simulators.alpasim.config import ServerConfig
@@ -450,6 +451,26 @@ def test_frames_that_nobody_will_see_are_not_decoded():
 
 PNG = cv2.imencode(".png", np.full((40, 60, 3), 9, np.uint8))[1].tobytes()
 JPEG = picture("s", "c", 0, 40, 60, "jpeg")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "eighths"), [((5, 8), 1), ((6, 8), 2), ((10, 15), 2), ((10, 16), 4), ((20, 30), 4), ((20, 31), 8)]
+)
+def test_a_jpeg_is_decoded_in_the_least_scale_of_1_2_4_and_8_eighths_that_covers(wanted, eighths):
+    # 40 x 60 by 1, 2, 4 and 8 eighths, rounded up: 5 x 8, 10 x 15, 20 x 30, 40 x 60.
+    assert describe(JPEG, *wanted).endswith(f"JPEG 40x60 by {eighths}/8 to {wanted[0]}x{wanted[1]}")
+    assert decode(JPEG, *wanted).shape == (*wanted, 3)
+
+
+def test_the_size_of_a_jpeg_is_in_its_frame_header():
+    progressive = cv2.imencode(".jpg", np.zeros((7, 9, 3), np.uint8), [cv2.IMWRITE_JPEG_PROGRESSIVE, 1])[1].tobytes()
+    assert b"\xff\xc2" in progressive
+    header = JPEG.index(b"\xff\xc0")
+    assert frame_size(progressive) == (7, 9)
+    assert frame_size(JPEG[:header] + b"\xff\xff" + JPEG[header:]) == (40, 60)  # fill bytes before a marker
+    for cut in (3, 20, header, header + 8):
+        with pytest.raises(BadFrameError, match="no frame header"):
+            frame_size(JPEG[:cut])
 
 
 class Marker:
@@ -883,6 +904,30 @@ def test_a_slow_model_is_never_idle_while_half_of_the_sessions_wait():
     busy_s = after["model_busy_share"] * after["wall_s"] - before["model_busy_share"] * before["wall_s"]
     assert busy_s > 0.8 * (after["wall_s"] - before["wall_s"])
     assert np.mean(policy.batches) > 3.0
+
+
+def test_a_free_model_goes_with_a_third_of_the_sessions():
+    # Of 6 sessions 2 are a third: they are answered at once; one alone waits out the window of 3 s for a second.
+    driver = PolicyDriver(Watcher(), ServerConfig(), sessions=6, window_s=3.0)
+    driver.start()
+    thread = threading.Thread(target=driver.serve)
+    thread.start()
+    try:
+        clients = [Client(driver).start() for _ in range(6)]
+        began = time.monotonic()
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda client: client.ticks(1), clients[:2]))
+        together_s = time.monotonic() - began
+        clients[2].ticks(1)
+        alone_s = time.monotonic() - began - together_s
+        for client in clients:
+            client.close()
+    finally:
+        driver.stop()
+        thread.join()
+        driver.close()
+    assert together_s < 2.0
+    assert alone_s >= 3.0
 
 
 def test_answers_do_not_depend_on_the_batch():

@@ -16,6 +16,7 @@ from alpagym_runtime.policies.base import plan_decision
 from alpagym_runtime.run_config import DatasetSection, build_section
 from alpagym_runtime.simulators.embedded.camera_config import CamerasConfig, MountConfig
 from alpagym_runtime.simulators.embedded.config import EmbeddedConfig
+from alpagym_runtime.simulators.embedded.simulator import EmbeddedSimulator
 from alpagym_runtime.testing.conformance import SimulatorConformance
 from alpagym_runtime.testing.scenes import RoadUser, moving, simulator_of, standing, straight_drive
 from alpagym_runtime.types import Ended, EpisodeRequest, PolicySpec
@@ -149,6 +150,22 @@ def test_jpeg_shows_what_its_bytes_decode_to():
         assert frame.time_us == batch.observation["camera_front_time_us"][0, k]
         decoded = simplejpeg.decode_jpeg(io.BytesIO(frame.data).getvalue(), "RGB")
         assert (decoded == batch.observation["camera_front"][0, k]).all()
+
+
+def test_files_alone_are_the_files_that_come_with_pictures():
+    config, found = EmbeddedConfig(cameras=CamerasConfig(encoding="jpeg95")), []
+    for files_only in (False, True):
+        with closing(EmbeddedSimulator(config, SPEC, DATASET, 1, files_only=files_only)) as simulator:
+            simulator.start(np.arange(1), requests(1))
+            found.append([simulator.receive(1, 10.0)])
+            simulator.send(np.arange(1), plan_decision(np.zeros((1, 64, 3), np.float32)), np.zeros(1, bool))
+            found[-1].append(simulator.receive(1, 10.0))
+    full, alone = found
+    # Two frames 0.2 s apart at the handover; a tick of 0.2 s later one of them is new.
+    assert [len(batch.frames) for batch in alone] == [2, 1]
+    for before, after in zip(full, alone, strict=True):
+        assert [(f.time_us, f.data) for f in before.frames] == [(f.time_us, f.data) for f in after.frames]
+        assert not any(name.startswith("camera") for name in after.observation)
 
 
 def test_an_actor_ahead_is_in_the_picture_and_covers_more_when_it_is_nearer():

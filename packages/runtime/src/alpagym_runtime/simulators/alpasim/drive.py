@@ -154,14 +154,15 @@ class PolicyDriver:
         never come to half in one forward, and waiting for that leaves it idle.
         """
         server, ready = self.server, self._backlog
-        missing, a_third = (self._share(2) if self._model_busy else 1) - len(ready), self._share(3)
+        missing = (self._share(2) if self._model_busy else 1) - len(ready)
         if missing > 0:
             # Once the model is free, one session that waits is enough.
             enough = missing if ready else missing - 1
             ready += server.wait(missing, timeout_s, lambda: 0 if self._model_busy else enough)
         window_s = min(self._forward_s / 2.0, LONGEST_WINDOW_S) if self._window_s is None else self._window_s
-        if ready and window_s and len(ready) < a_third:
-            ready += server.wait(a_third - len(ready), window_s)
+        more = self._share(3) - len(ready)
+        if ready and window_s and more > 0:
+            ready += server.wait(more, window_s)
         self._backlog = ready[self._max_batch :]
         # A session may have failed or closed since it was ready.
         batch = [session for session in ready[: self._max_batch] if session.pending is not None]

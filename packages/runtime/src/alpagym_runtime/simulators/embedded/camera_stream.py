@@ -60,14 +60,24 @@ class CameraStream:
         spec: which cameras and how many frames.
         slots: of the simulator.
         scene_of: the scene that a slot drives.
+        files_only: for who sends pictures on and looks at none: no fields, only frames, their ids 0; jpeg95 only.
 
     Raises:
         ConfigError: an unknown camera, a size that cannot be rendered, frames off the world's grid.
 
     """
 
-    def __init__(self, config: CamerasConfig, spec: PolicySpec, slots: int, scene_of: Callable[[int], Scene]) -> None:
-        self._config, self._scene_of = config, scene_of
+    def __init__(
+        self,
+        config: CamerasConfig,
+        spec: PolicySpec,
+        slots: int,
+        scene_of: Callable[[int], Scene],
+        *,
+        files_only: bool = False,
+    ) -> None:
+        assert config.encoding == "jpeg95" or not files_only
+        self._config, self._scene_of, self._files_only = config, scene_of, files_only
         check_cameras(config, spec)
         frames, step = spec.frames, spec.frame_step_us // STEP_US
         self._back = np.arange(frames - 1, -1, -1) * step
@@ -123,7 +133,13 @@ class CameraStream:
                     [(self._sceneries[row, camera.eye.texel_m], part) for row, part in jobs],
                     pictures.reshape(-1, *pictures.shape[2:]),
                 )
-                files = _encode(pictures, slot, place) if self._config.encoding == "jpeg95" else []
+                files = []
+                if self._config.encoding == "jpeg95":
+                    files = _encode(pictures, slot, place, decode=not self._files_only)
+                if self._files_only:
+                    known = zip(slot.tolist(), step.tolist(), files, strict=True)
+                    frames += [Frame(row, name, at * STEP_US, 0, "jpeg", data) for row, at, data in known]
+                    continue
                 ids = camera.ids[slot, place] = frame_ids(pictures, slot, place)
                 for data, row, at, number in zip(files, slot.tolist(), step.tolist(), ids.tolist(), strict=False):
                     frames.append(Frame(row, name, at * STEP_US, number, "jpeg", data))
@@ -197,11 +213,12 @@ class CameraStream:
         return jobs
 
 
-def _encode(pictures: NDArray[np.uint8], slot: Int, place: Int) -> list[bytes]:
-    """JPEGs of pictures [N,F,h,w,3] at [slot, place], which are replaced by what the JPEGs show."""
+def _encode(pictures: NDArray[np.uint8], slot: Int, place: Int, *, decode: bool) -> list[bytes]:
+    """JPEGs of pictures [N,F,h,w,3] at [slot, place], which are replaced by what the JPEGs show if `decode`."""
     files = []
     for row, k in zip(slot.tolist(), place.tolist(), strict=True):
         picture = pictures[row, k]
         files.append(simplejpeg.encode_jpeg(picture, JPEG_QUALITY, "RGB", "420"))
-        simplejpeg.decode_jpeg(files[-1], "RGB", buffer=picture)
+        if decode:
+            simplejpeg.decode_jpeg(files[-1], "RGB", buffer=picture)
     return files

@@ -167,6 +167,7 @@ class _Episode:
         self.centres_logged = self._centres(np.array([record.ego[step] for step in self.logged]))
         self.centres = self.centres_logged[len(record.logged) :]
         self.gt = self._centres(record.log)
+        self._reached: dict[int, tuple[Float, Float, Float]] = {}
 
     def _centres(self, rig: Float) -> Float:
         offset = np.array([self.record.centre_offset_m, 0.0])
@@ -305,7 +306,7 @@ class _Episode:
     def open_loop_collision(self) -> Float:
         out = np.full(len(self.boxes), np.nan)
         for m, step in enumerate(self.steps.tolist()):
-            plan = self._plan_at(step)
+            plan = self._plans.get(step)
             if plan is None:
                 continue
             times, poses = plan
@@ -347,7 +348,7 @@ class _Episode:
         plans = self.record.plans
         for before, (step, *_) in itertools.pairwise(plans):
             m = np.flatnonzero(self.steps == step)
-            plan, previous = self._plan_at(step), self._plan_at(before[0])
+            plan, previous = self._plans.get(step), self._plans.get(before[0])
             if not len(m) or plan is None or previous is None:
                 continue
             times, here = plan[0], self._centres(plan[1])[:, :2]
@@ -365,7 +366,7 @@ class _Episode:
         """The one plan's mean distance to the recording from the next tick to `seconds` from now."""
         out = np.full(len(self.steps), np.nan)
         for m, step in enumerate(self.steps.tolist()):
-            plan = self._plan_at(step)
+            plan = self._plans.get(step)
             at = np.arange(step + self.record.period, step + round(seconds * 1e6) // STEP_US + 1)
             if plan is None or not len(at) or at[-1] >= len(self.gt) or at[-1] * STEP_US > plan[0][-1]:
                 continue
@@ -393,19 +394,25 @@ class _Episode:
             out[-1] = min(float(np.clip(self.progress[kept - 1], 0.0, 1.0)) / FULL_SCORE_PROGRESS, 1.0)
         return out
 
-    def _plan_at(self, step: int) -> tuple[NDArray[np.int64], Float] | None:
-        """Times us [T] and rig poses [T,3] local of the plan made at a grid index."""
-        for made, pose, plan in self.record.plans:
-            if made == step:
-                times = step * STEP_US + self.record.plan_step_us * np.arange(1, len(plan) + 1)
-                return times, np.column_stack([rig_to_local(plan[:, :2], pose), plan[:, 2] + pose[2]])
-        return None
+    @cached_property
+    def _plans(self) -> dict[int, tuple[NDArray[np.int64], Float]]:
+        """Times us [T] and rig poses [T,3] local of each plan, by the grid index where it was made."""
+        out: dict[int, tuple[NDArray[np.int64], Float]] = {}
+        for step, pose, plan in self.record.plans:
+            times = step * STEP_US + self.record.plan_step_us * np.arange(1, len(plan) + 1)
+            local = np.column_stack([rig_to_local(plan[:, :2], pose), plan[:, 2] + pose[2]])
+            out.setdefault(step, (times, local))
+        return out
 
     def _meets(self, time_us: int, ego: Float) -> bool:
         """Whether the ego's box, centre x, y, yaw, would meet those that are there at that time."""
-        poses, sizes = self._others_at(time_us)
+        if time_us not in self._reached:
+            # Thirty plans ask for the same time.
+            poses, sizes = self._others_at(time_us)
+            reach = (np.hypot(*self.record.size) + np.hypot(sizes[:, 0], sizes[:, 1])) / 2.0
+            self._reached[time_us] = poses, sizes, reach
+        poses, sizes, reach = self._reached[time_us]
         # Boxes are drawn only for those that are near enough.
-        reach = (np.hypot(*self.record.size) + np.hypot(sizes[:, 0], sizes[:, 1])) / 2.0
         near = np.hypot(poses[:, 0] - ego[0], poses[:, 1] - ego[1]) <= reach
         if not near.any():
             return False

@@ -394,7 +394,7 @@ def build_world(
         measures=measures,
         cameras=replace(config.cameras, encoding="jpeg95"),
     )
-    simulator = EmbeddedSimulator(served, spec, dataset, slots)
+    simulator = EmbeddedSimulator(served, spec, dataset, slots, files_only=True)
     _compile(simulator)
     return simulator
 

@@ -6,10 +6,9 @@ warm-up; after the last step one more picture a camera comes, then the evaluatio
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -34,6 +33,12 @@ log = logging.getLogger(__name__)
 PLAN_STEPS, PLAN_STEP_US = 64, 100_000
 NOT_SENT = {"alpasim/scene_score", "alpasim/collision_at_fault"}
 """AlpaSim makes these of the others when it aggregates."""
+
+METHODS = ("start_session", "close_session", "submit_image_observation", "submit_egomotion_observation")
+METHODS += ("submit_route", "submit_recording_ground_truth", "drive")
+
+Call = grpc.aio.UnaryUnaryCall
+"""It runs whether it is awaited or not, so several go out together without tasks of their own."""
 
 TIME_AGGREGATION = {"mean": 1, "median": 2, "max": 3, "min": 4, "last": 5}
 
@@ -132,7 +137,7 @@ class Rollout:
         channel_options.append(("grpc.max_receive_message_length", 64 * 2**20))
         try:
             async with grpc.aio.insecure_channel(driver, options=channel_options) as channel:
-                self._channel = channel
+                self._methods = {name: channel.unary_unary(services.path(services.EGODRIVER, name)) for name in METHODS}
                 try:
                     await self._start_session()
                     answer = self._evaluate(await self._loop())
@@ -191,7 +196,7 @@ class Rollout:
         if self._tick.failure is not None:
             raise RolloutError(self._tick.failure.text)
         self._log_actors(self._tick)
-        await asyncio.gather(*self._images(self._tick))
+        await _all(self._images(self._tick))
         return self._tick.measures
 
     def _log_actors(self, tick: Tick) -> None:
@@ -207,18 +212,18 @@ class Rollout:
         )
         request.debug_info.scene_id = self._scene_id
         request.rollout_spec.vehicle.available_cameras.extend(self._options.cameras)
-        await self._call("start_session", request.SerializeToString(), "driver_session_request")
+        await self._submit("start_session", request.SerializeToString(), "driver_session_request")
 
     async def _close_session(self, *, quietly: bool) -> None:
         close = egodriver_pb2.DriveSessionCloseRequest(session_uuid=self._session_id)
         try:
-            await self._call("close_session", close.SerializeToString(), None)
+            await self._submit("close_session", close.SerializeToString(), None)
         except grpc.aio.AioRpcError as err:
             if not quietly:
                 raise
             log.warning("session %s: close_session: %s %s", self._session_id, err.code().name, err.details())
 
-    def _images(self, tick: Tick) -> list[asyncio.Task[bytes]]:
+    def _images(self, tick: Tick) -> list[Call]:
         calls = []
         for frame in tick.frames:
             # Rendered at one instant, so the shutter opens and closes at once.
@@ -226,8 +231,11 @@ class Rollout:
             calls.append(self._submit("submit_image_observation", data, "driver_camera_image"))
         return calls
 
-    def _submit(self, method: str, data: bytes, kind: str) -> asyncio.Task[bytes]:
-        return asyncio.ensure_future(self._call(method, data, kind))
+    def _submit(self, method: str, data: bytes, kind: str | None, timeout_s: float = 0.0) -> Call:
+        """A call that is under way; await it for the answer."""
+        if kind is not None:
+            self._log.write(kind, data)
+        return self._methods[method](data, timeout=timeout_s or self._options.call_timeout_s)
 
     async def _observe(self, tick: Tick) -> None:
         now_us, session = tick.time_us, self._session_id
@@ -243,7 +251,7 @@ class Rollout:
             seen = messages.into_frame(self._recording, tick.trail[-1])
             data = messages.recording(session, now_us, seen, self._recording_us)
             calls.append(self._submit("submit_recording_ground_truth", data, "ground_truth_request"))
-        await asyncio.gather(*calls)
+        await _all(calls)
 
     def _dynamics(self, tick: Tick, first: int) -> NDArray[np.float64]:
         """[K,7] for the poses from a grid index on: by differences, the newest as the world has it."""
@@ -264,18 +272,12 @@ class Rollout:
         request = egodriver_pb2.DriveRequest(
             session_uuid=self._session_id, time_now_us=now_us, time_query_us=query_us
         ).SerializeToString()
-        answer = await self._call("drive", request, "driver_request", self._options.drive_timeout_s)
+        answer = await self._submit("drive", request, "driver_request", self._options.drive_timeout_s)
         self._log.write("driver_return", answer)
         try:
             return egodriver_pb2.DriveResponse.FromString(answer)
         except DecodeError as err:
             raise RolloutError(f"the answer to drive at {now_us} us cannot be parsed: {err}") from err
-
-    async def _call(self, method: str, data: bytes, kind: str | None, timeout_s: float = 0.0) -> bytes:
-        if kind is not None:
-            self._log.write(kind, data)
-        call = self._channel.unary_unary(services.path(services.EGODRIVER, method))
-        return bytes(await call(data, timeout=timeout_s or self._options.call_timeout_s))
 
     def _plan(self, answer: egodriver_pb2.DriveResponse, tick: Tick, query_us: int) -> NDArray[np.float32]:
         times, poses = messages.read_plan(answer.trajectory, tick.time_us, query_us)
@@ -307,3 +309,14 @@ class Rollout:
             relevant.values.extend([1.0] * len(times))
             relevant.valid.extend([True] * len(times))
         return out
+
+
+async def _all(calls: Sequence[Call]) -> None:
+    """Wait for calls that are under way; once one fails, the others are given up."""
+    try:
+        for call in calls:
+            await call
+    except BaseException:
+        for call in calls:
+            call.cancel()
+        raise

@@ -87,6 +87,7 @@ class EmbeddedSimulator:
 
     Scenes load when they are first asked for and stay while there is room. A scene that cannot be loaded ends its
     episode FAILED, permanent; the other slots go on. `source` replaces the dataset's own, for scenes made by hand.
+    `files_only` leaves pictures out of observations and delivers their files alone (`TickBatch.frames`).
     """
 
     def __init__(
@@ -97,6 +98,8 @@ class EmbeddedSimulator:
         slots: int,
         labels: Sequence[str] = (),
         source: SceneSource | None = None,
+        *,
+        files_only: bool = False,
     ) -> None:
         for key in ("history_step_us", "plan_step_us"):
             step = getattr(policy_spec, key)
@@ -140,7 +143,11 @@ class EmbeddedSimulator:
             from alpagym_runtime.simulators.embedded.camera_stream import CameraStream
 
             self._cameras = CameraStream(
-                config.cameras, policy_spec, slots, lambda slot: self._bank[self.request(slot).scene_id]
+                config.cameras,
+                policy_spec,
+                slots,
+                lambda slot: self._bank[self.request(slot).scene_id],
+                files_only=files_only,
             )
         measures = MeasuresOnDemand(dict.fromkeys(state.MEASURES, "tick"))
         for name in config.measures:
