@@ -122,7 +122,7 @@ def plans() -> None:
 
 def video() -> None:
     """A short drive, as a video and as an animation that a page shows at once."""
-    shown, _ = drives("road-test-000003", 64)
+    shown, _ = drives("road-test-000014", 64)
     with VideoWriter(MEDIA / "drive.mp4", 10, options={"crf": "27"}) as writer:
         for picture in shown:
             writer.write(picture)

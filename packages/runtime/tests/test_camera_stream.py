@@ -117,6 +117,19 @@ def test_a_slower_camera_shows_its_newest_frame():
     assert [row["camera_slow_time_us"][0] for row in rows] == [1_500_000, 1_500_000, 2_000_000, 2_000_000]
 
 
+def test_cameras_of_two_periods_show_what_each_shows_alone():
+    cameras = CamerasConfig(mounts={"slow": MountConfig(period_us=500_000)})
+    both = replace(SPEC, cameras={"slow": (24, 40), "front": (24, 40), "left": (16, 24)})
+    with closing(make(both, cameras=cameras)) as simulator:
+        together = drive(simulator, requests(1), ticks=4)[0]
+    for name, size in both.cameras.items():
+        with closing(make(replace(SPEC, cameras={name: size}), cameras=cameras)) as simulator:
+            alone = drive(simulator, requests(1), ticks=4)[0]
+        for a, b in zip(together, alone, strict=True):
+            for key in (f"camera_{name}", f"camera_{name}_time_us", f"camera_{name}_frame_id"):
+                assert (a[key] == b[key]).all(), key
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_an_episode_is_the_same_pictures_alone_and_in_a_batch(threads):
     with closing(make()) as alone:

@@ -626,6 +626,30 @@ def test_a_camera_takes_the_place_of_the_actors_and_passes_the_checkers():
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("layout", ["flat", "nested", "lerobot"])
+def test_a_picture_belongs_to_the_caller(layout):
+    def picture(observation):
+        return observation["pixels"]["front"] if layout == "lerobot" else observation["camera_front"]
+
+    def drive(spoil):
+        env = DrivingEnv(cameras=["front"], camera_size=[24, 40], layout=layout, scenes=3)
+        seen = [picture(env.reset(seed=3)[0])]
+        kept = [seen[0].copy()]
+        for _ in range(2):
+            if spoil:
+                seen[-1][:] = 0
+            seen.append(picture(env.step(np.zeros(16, np.float32))[0]))
+            kept.append(seen[-1].copy())
+        env.close()
+        return seen, kept
+
+    seen, kept = drive(spoil=False)
+    # Later steps write nothing into earlier pictures, nor do changes to those reach later ones.
+    assert all((a == b).all() for a, b in zip(seen, kept, strict=True))
+    assert all((a == b).all() for a, b in zip(kept, drive(spoil=True)[1], strict=True))
+
+
+@pytest.mark.timeout(600)
 def test_the_nested_environment_gives_frames_with_their_times():
     env = DrivingEnv(cameras=["front"], camera_frames=2, layout="nested", scenes=3, debug=True)
     observation, _ = env.reset(seed=3)

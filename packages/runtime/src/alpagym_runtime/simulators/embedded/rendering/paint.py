@@ -14,7 +14,16 @@ from alpagym_runtime.simulators.embedded.rendering.compiled import inlined, pict
 from alpagym_runtime.simulators.embedded.rendering.ground import EDGE, TILE
 from alpagym_runtime.simulators.embedded.rendering.memory import get, put
 from alpagym_runtime.simulators.embedded.rendering.quads import build, in_sight
-from alpagym_runtime.simulators.embedded.rendering.raster import channels, collect, find, outline, packed, shade, spans
+from alpagym_runtime.simulators.embedded.rendering.raster import (
+    LANES,
+    channels,
+    collect,
+    find,
+    outline,
+    packed,
+    shade,
+    spans,
+)
 from alpagym_runtime.simulators.embedded.rendering.weather import DENSITY, FOG, GLOW, SHADOW, SUN_X, SUN_Z
 
 GRAIN = 256
@@ -45,30 +54,44 @@ def grain() -> NDArray[np.int8]:
 
 
 @inlined
-def sky_row(sky, table, air, sun_x, sun_y, sun_z, row, back):
-    """The backdrop, and the sun's glow where there is one."""
+def next_run(free, at, width):
+    """First pixel and end of the next run of groups, from pixel `at` on, that are not wholly hidden; or the end."""
+    while at < width and not free[np.uintp(at // LANES)]:
+        at += LANES
+    begin = min(at, width)
+    while at < width and free[np.uintp(at // LANES)]:
+        at += LANES
+    return begin, min(at, width)
+
+
+@inlined
+def sky_row(sky, table, air, sun_x, sun_y, sun_z, row, free, back):
+    """The backdrop, and the sun's glow where there is one, for the groups of pixels that are `free`."""
     glow, zero, most = np.float32(air[GLOW]), np.float32(0.0), np.float32(255.0)
     wide = table.wide[1]
     first = row * wide
-    if glow == zero:
-        for x in range(wide):
-            put(back, np.uintp(x), get(sky, np.uintp(first + x), "table"), "back")
-        return
-    for x in range(wide):
-        o = np.uintp(first + x)
-        towards = get(table.middle_x, o, "table") * sun_x + get(table.middle_y, o, "table") * sun_y
-        towards = max(towards + get(table.middle_z, o, "table") * sun_z, zero)
-        # Powers of 4 and 64.
-        wider = towards * towards
-        wider = wider * wider
-        tight = wider * wider
-        tight = tight * tight
-        tight = tight * tight
-        tight = tight * tight
-        add = glow * (np.float32(52.0) * wider + np.float32(150.0) * tight)
-        r, g, b = channels(get(sky, o, "table"))
-        r, g, b = r + add, g + add * np.float32(0.8), b + add * np.float32(0.5)
-        put(back, np.uintp(x), packed(min(r, most), min(g, most), min(b, most)), "back")
+    at = 0
+    while at < wide:
+        begin, at = next_run(free, at, wide)
+        if glow == zero:
+            for x in range(at - begin):
+                put(back, np.uintp(begin + x), get(sky, np.uintp(first + begin + x), "table"), "back")
+            continue
+        for x in range(at - begin):
+            o = np.uintp(first + begin + x)
+            towards = get(table.middle_x, o, "table") * sun_x + get(table.middle_y, o, "table") * sun_y
+            towards = max(towards + get(table.middle_z, o, "table") * sun_z, zero)
+            # Powers of 4 and 64.
+            wider = towards * towards
+            wider = wider * wider
+            tight = wider * wider
+            tight = tight * tight
+            tight = tight * tight
+            tight = tight * tight
+            add = glow * (np.float32(52.0) * wider + np.float32(150.0) * tight)
+            r, g, b = channels(get(sky, o, "table"))
+            r, g, b = r + add, g + add * np.float32(0.8), b + add * np.float32(0.5)
+            put(back, np.uintp(begin + x), packed(min(r, most), min(g, most), min(b, most)), "back")
 
 
 @inlined
@@ -91,13 +114,14 @@ def mixture(entry, place, tiles, palette):
 
 
 @inlined
-def ground_row(table, clear, tiles, cells, levels, origin, palette, surface, air, x, y, yaw, row, bare, shadows, shadow,
-               cell, inner, grains, total, norm, back):  # fmt: skip
-    """The ground where a pixel of a row is `bare`; x, y, yaw of the rig in the local frame.
+def ground_row(table, clear, tiles, cells, levels, origin, palette, surface, air, x, y, cos, sin, row, from_pixel,
+               to_pixel, plain, bare, shadows, shadow, cell, inner, grains, total, norm, back):  # fmt: skip
+    """The ground where a pixel of a row is `bare`; x, y, and cosine and sine of the yaw, of the rig in the local frame.
 
+    `plain` rows are all ground, one sample a pixel: of these only the pixels `from_pixel` to `to_pixel` are made.
     `shadows` from `shadow` on are the shares of light that the road users leave.
     """
-    cos, sin = np.float32(math.cos(yaw)), np.float32(math.sin(yaw))
+    cos, sin = np.float32(cos), np.float32(sin)
     ox, oy = np.float32(x - origin[0]), np.float32(y - origin[1])
     zero, half, two, sixteen, one = (
         np.float32(0.0), np.float32(0.5), np.float32(2.0), np.float32(16.0), np.float32(1.0),
@@ -107,9 +131,14 @@ def ground_row(table, clear, tiles, cells, levels, origin, palette, surface, air
     across, along = np.float32(levels[0, 2] * TILE), np.float32(levels[0, 1] * TILE)
     all_cells, nowhere = np.int32(4 * levels[0, 1] * levels[0, 2]), np.int32(len(cells) - 1)
     all_grains, smooth = np.int32(4 * GRAIN * GRAIN), np.int32(len(surface) - 1)
-    begin, first = table.starts[row, 0], table.starts[row, 1]
+    begin, first, left, right = table.starts[row, 0], table.starts[row, 1], table.reach[row, 0], table.reach[row, 1]
+    pixels, count = table.starts[row + 1, 0] - begin, table.starts[row + 1, 1] - first
+    single = pixels == count
+    if plain:
+        begin, first, left, right = begin + from_pixel, first + from_pixel, from_pixel, to_pixel
+        pixels = count = to_pixel - from_pixel
     # Where each sample looks; in loops without branches.
-    for j in range(table.starts[row + 1, 1] - first):
+    for j in range(count):
         o, s = np.uintp(j), np.uintp(first + j)
         k = np.int32(np.int32(get(table.tap_level, s, "table")) & np.int32(7))
         part = np.int32(np.int32(np.int32(127) - k) << np.int32(23)).view(np.float32)
@@ -135,10 +164,9 @@ def ground_row(table, clear, tiles, cells, levels, origin, palette, surface, air
         there = np.int32(np.int32(start + np.int32(ny * size)) + nx)
         put(grains, o, there if k < np.int32(GRAIN_LEVELS) else smooth, "grain")
     # What lies there.
-    pixels = table.starts[row + 1, 0] - begin
-    if pixels == table.starts[row + 1, 1] - first:
+    if single:
         for j in range(pixels):
-            column, o = np.uintp(table.columns[np.uintp(begin + j)]), np.uintp(j)
+            column, o = np.uintp(left + j if plain else table.columns[np.uintp(begin + j)]), np.uintp(j)
             if bare[column]:
                 total[column] = mixture(cells[np.uintp(cell[o])], np.int64(inner[o]), tiles, palette)
                 rough = np.float32(surface[np.uintp(grains[o])])
@@ -146,21 +174,21 @@ def ground_row(table, clear, tiles, cells, levels, origin, palette, surface, air
     else:
         sample = np.uintp(0)
         for j in range(begin, begin + pixels):
-            column, count = np.uintp(table.columns[np.uintp(j)]), np.uintp(table.taps[np.uintp(j)])
+            column, taps = np.uintp(table.columns[np.uintp(j)]), np.uintp(table.taps[np.uintp(j)])
             if bare[column]:
                 value = np.int64(0)
-                for tap in range(count):
+                for tap in range(taps):
                     place = sample + np.uintp(tap)
                     value += mixture(cells[np.uintp(cell[place])], np.int64(inner[place]), tiles, palette)
                 total[column] = value
-                rough = np.float32(surface[np.uintp(grains[sample + count - np.uintp(1)])])
-                norm[column] = (np.float32(256.0) + rough) * (np.float32(1.0 / 65536.0) / np.float32(count))
-            sample += count
+                rough = np.float32(surface[np.uintp(grains[sample + taps - np.uintp(1)])])
+                norm[column] = (np.float32(256.0) + rough) * (np.float32(1.0 / 65536.0) / np.float32(taps))
+            sample += taps
     # Its light, and the air between.
     fog_r, fog_g, fog_b = np.float32(air[FOG]), np.float32(air[FOG + 1]), np.float32(air[FOG + 2])
     low, most = np.int64(0xFFFFF), np.float32(255.0)
-    left, plane = table.reach[row, 0], row * table.wide[1]
-    for j in range(table.reach[row, 1] - left):
+    plane = row * table.wide[1]
+    for j in range(right - left):
         o = np.uintp(left + j)
         arrives, light = (
             get(clear, np.uintp(plane + left + j), "table"),
@@ -265,19 +293,32 @@ def cast_shadows(shadows, shaded, table, pose, actors, present, sizes, air, poin
 def write_row(out, first, width, back):
     """Packed colours as bytes."""
     for x in range(width):
-        value = get(back, np.uintp(x), "back")
-        o = np.uintp(first + 3 * x)
-        put(out, o, np.uint8(value), "out")
-        put(out, o + np.uintp(1), np.uint8(value >> np.uint32(8)), "out")
-        put(out, o + np.uintp(2), np.uint8(value >> np.uint32(16)), "out")
+        put_bytes(out, np.uintp(first + 3 * x), get(back, np.uintp(x), "back"))
+
+
+@inlined
+def write_over(out, first, width, back, seen, colour):
+    """The same, with the colour of what stands where something does."""
+    for x in range(width):
+        o = np.uintp(x)
+        value, behind = get(colour, o, "colour"), get(back, o, "back")
+        put_bytes(out, np.uintp(first + 3 * x), value if get(seen, o, "seen") >= 0 else behind)
+
+
+@inlined
+def put_bytes(out, o, value):
+    """A packed colour as three bytes."""
+    put(out, o, np.uint8(value), "out")
+    put(out, o + np.uintp(1), np.uint8(value >> np.uint32(8)), "out")
+    put(out, o + np.uintp(2), np.uint8(value >> np.uint32(16)), "out")
 
 
 @picture_kernel
 def render(out, sky, clear, places, poses, times_s, actors, present, sizes, kinds, looks, table, ground, walls, trees,
            heads, green, cycle, yellow, air, scratch, texels, surface):  # fmt: skip
     """Pictures of one scene by one camera: job j goes to out[places[j]] [*, h*w*3]; returns the quads drawn in all."""
-    (quads, edges, entries, rows, points, corner, kept, left, right, depth, seen, deepest, colour, bare, back, total,
-     norm, cell, inner, grains, shadows, shaded) = scratch  # fmt: skip
+    (quads, edges, entries, rows, points, corner, kept, left, right, depth, seen, deepest, colour, bare, free, back,
+     total, norm, cell, inner, grains, shadows, shaded) = scratch  # fmt: skip
     height, width = table.level.shape
     samples, wide = table.projection[1], table.wide[0]
     pixel_rad = np.float32(table.pixel_rad)
@@ -291,6 +332,7 @@ def render(out, sky, clear, places, poses, times_s, actors, present, sizes, kind
     density = np.float32(air.numbers[DENSITY])
     tiles = ground.tiles.reshape(-1)
     drawn, ones = 0, height * table.wide[1]
+    no, yes = np.int32(0), np.int32(1)
     for x in range(table.wide[1]):
         shadows[ones + x] = 1.0
     for j in range(len(places)):
@@ -327,19 +369,27 @@ def render(out, sky, clear, places, poses, times_s, actors, present, sizes, kind
                             for i in range(samples):
                                 covered = covered and seen[k * wide + x * samples + i] >= 0
                         bare[x] = not covered
-            if table.starts[row + 1, 0] - table.starts[row, 0] < width:
-                sky_row(sky, table, air.numbers, sun_x, sun_y, np.float32(sun[2]), row, back)
-            if table.starts[row + 1, 0] > table.starts[row, 0]:
-                shadow = row * table.wide[1] if shaded[row] else ones
+            for group in range(len(free)):
+                some = no
+                for x in range(LANES):
+                    some = np.int32(max(some, yes if bare[np.uintp(group * LANES + x)] else no))
+                free[np.uintp(group)] = some
+            pixels = table.starts[row + 1, 0] - table.starts[row, 0]
+            if pixels < width:
+                sky_row(sky, table, air.numbers, sun_x, sun_y, np.float32(sun[2]), row, free, back)
+            shadow = row * table.wide[1] if shaded[row] else ones
+            plain = pixels == width and table.starts[row + 1, 1] - table.starts[row, 1] == width
+            along = 0 if pixels > 0 else width
+            while along < width:
+                begin, upto = next_run(free, along, width) if plain else (0, width)
+                along = upto
                 ground_row(table, clear, tiles, ground.cells, ground.levels, ground.origin, air.palette, surface,
-                           air.numbers, pose[0], pose[1], pose[2], row, bare, shadows, shadow, cell, inner, grains,
-                           total, norm, back)  # fmt: skip
-            if stands and samples == 1:
-                for x in range(wide):
-                    o = np.uintp(x)
-                    new, old = get(colour, o, "colour"), get(back, o, "back")
-                    put(back, o, new if get(seen, o, "seen") >= 0 else old, "back")
-            elif stands:
+                           air.numbers, pose[0], pose[1], cos, sin, row, begin, upto, plain, bare, shadows, shadow,
+                           cell, inner, grains, total, norm, back)  # fmt: skip
+            if samples == 1:
+                write_over(picture, row * width * 3, width, back, seen, colour)
+                continue
+            if stands:
                 for x in range(width):
                     r, g, b = np.float32(0.0), np.float32(0.0), np.float32(0.0)
                     hits = 0
