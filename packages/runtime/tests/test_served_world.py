@@ -622,6 +622,24 @@ def test_a_rollout_is_scored_again_from_its_log(logged):
     assert compared >= 15
 
 
+@pytest.mark.parametrize(("interval", "each"), [(0, 1), (40_000, 5)])
+def test_driver_and_log_are_told_the_poses_of_the_interval(tmp_path, interval, each):
+    with served(folder=tmp_path, steps=14, pose_reporting_interval_us=interval) as server, Driver() as driver:
+        (answer,) = simulate(server, driver.port, [SCENE], ids=["fine"])
+        scene = server.simulator.scene(SCENE)
+    told = [request.trajectory.poses for request in driver.requests("ego")]
+    # Fourteen ticks of 0.2 s: before the first all that was recorded, then so many a tick.
+    assert [len(poses) for poses in told[1:]] == [each] * 13
+    times = [item.timestamp_us for poses in told for item in poses]
+    begin, step = told[0][-1].timestamp_us, interval or PERIOD
+    assert times[len(told[0]) - 1 :] == [begin + step * k for k in range(1 + 13 * each)]
+    progress = next(metric for metric in answer.timestep_metrics if metric.name == "progress")
+    # Six ticks are the driver's.
+    assert list(progress.timestamps_us) == [begin + WARMUP + step * k for k in range(1 + 6 * each)]
+    again = score_again(read_asl(rollout_path(tmp_path, SCENE, "fine")), scene)
+    np.testing.assert_allclose(again["alpasim/progress"].value, np.array(progress.values), atol=2e-4)
+
+
 def test_a_log_of_another_scene_is_refused(logged):
     folder, _, scene, _ = logged
     entries = list(read_asl(rollout_path(folder, SCENE, "logged")))
