@@ -56,12 +56,23 @@ def record(path, others=(), log=None, lane_map=THREE, plans=(), start=0, handove
     samples = []
     for step, boxes in zip(steps, per_sample, strict=True):
         array = np.array(boxes, float).reshape(-1, 5)
-        samples.append(Sample(step, np.arange(len(array)), array[:, :3], array[:, 3:]))
+        samples.append(Sample(step * 100_000, np.arange(len(array)), array[:, :3], array[:, 3:]))
     logged = ([0] if start > 0 else []) + list(range(start, handover, period))
-    ego = {step: log[step] for step in logged} | dict(zip(steps, path, strict=True))
-    made = [(step, ego[step], np.array(plan, float)) for step, plan in plans]
+    ego = {step * 100_000: log[step] for step in logged}
+    ego |= {step * 100_000: pose for step, pose in zip(steps, path, strict=True)}
+    made = [(step * 100_000, ego[step * 100_000], np.array(plan, float)) for step, plan in plans]
     return Record(
-        log, area_from_polygons([ROAD]), lane_map, (4.0, 2.0), 0.0, plan_step_us, period, logged, samples, ego, made
+        log,
+        area_from_polygons([ROAD]),
+        lane_map,
+        size=(4.0, 2.0),
+        centre_offset_m=0.0,
+        plan_step_us=plan_step_us,
+        period_us=100_000 * period,
+        logged=[100_000 * step for step in logged],
+        samples=samples,
+        ego=ego,
+        plans=made,
     )
 
 
@@ -206,7 +217,7 @@ def test_distance_travelled_is_along_the_own_path():
 def test_points_are_box_centres():
     rec = record(along(1.0, 2.0, 3.0))
     rec.centre_offset_m = 1.5
-    rec.ego[3] = np.array([3.0, 0.0, math.pi / 2.0])
+    rec.ego[300_000] = np.array([3.0, 0.0, math.pi / 2.0])
     # Turned to the left the centre is at (3, 1.5); the recorded centre at (4.5, 0).
     assert values("dist_to_gt_location", rec)[2] == pytest.approx(math.hypot(1.5, 1.5))
 
@@ -403,7 +414,12 @@ def one_episode(config, terms=(), policy=None, warmup=0):
 
 def test_all_measures_of_an_episode():
     config = EmbeddedConfig(
-        measures=list(NAMES), end_on=[], warmup_ticks=2, vehicle="alpasim", planner_delay_us=200_000
+        measures=list(NAMES),
+        end_on=[],
+        warmup_ticks=2,
+        vehicle="alpasim",
+        planner_delay_us=200_000,
+        pose_reporting_interval_us=0,
     )
     measures = one_episode(config).measures
     assert set(NAMES) <= measures.keys()

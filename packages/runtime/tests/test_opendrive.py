@@ -348,6 +348,21 @@ def test_a_written_map_reads_as_the_same():
 # ---------------------------------------------------------------- real maps
 
 
+def test_heights_are_left_out_with_a_remark():
+    # 0.5 m up, then 5 % up for 100 m: 5.5 m. The second says nothing above 0.1 %.
+    def profile(*row):
+        names = dict(zip("sabcd", row, strict=True))
+        told = " ".join(f'{name}="{value}"' for name, value in names.items())
+        return f"<elevationProfile><elevation {told}/></elevationProfile>"
+
+    steep = xodr(road("1", 100, [section(lanes(1, -1))], extra=profile(0.0, 0.5, 0.05, 0.0, 0.0)))
+    level = xodr(road("1", 100, [section(lanes(1, -1))], extra=profile(0.0, 30.0, 0.0005, 0.0, 0.0)))
+    told = read_opendrive_map(steep, "steep")
+    assert told.remarks == ("heights from 0.5 to 5.5 m and slopes up to 5.0 % are left out",)
+    assert read_opendrive_map(level, "level").remarks == ()
+    np.testing.assert_allclose(np.ptp(told.lane_map.lanes[0].centre[:, 0]), 100.0)
+
+
 @needs_data
 @pytest.mark.parametrize("name", MAPS)
 def test_real_maps_read_and_their_lanes_lie_on_the_road(name):

@@ -207,10 +207,10 @@ def test_a_third_partys_policy_server_drives_whole_scenes(world, tmp_path):
         server.wait(30)
     assert [answer.success for answer in returns] == [True] * 4, [answer.error for answer in returns]
     for answer in returns:
-        # The whole recording: 8.6 s and more, the handover at 1.6 s, a sample each 0.2 s.
+        # The whole recording: 8.6 s and more, the handover at 1.6 s, a sample each reported pose: 0.1 s.
         progress = next(metric for metric in answer.timestep_metrics if metric.name == "progress")
-        assert list(progress.timestamps_us) == [WARMUP + PERIOD * k for k in range(len(progress.timestamps_us))]
-        assert len(progress.values) > 30
+        assert list(progress.timestamps_us) == [WARMUP + 100_000 * k for k in range(len(progress.timestamps_us))]
+        assert len(progress.values) > 60
         assert answer.aggregated_metrics["dist_traveled_m"] > 5.0
 
 
@@ -345,7 +345,10 @@ def test_terminate_ends_a_rollout_as_a_success_with_measures_so_far(world):
     with Driver(answer) as driver:
         (result,) = simulate(world, driver.port)
     assert result.success
-    assert [len(metric.values) for metric in result.timestep_metrics] == [6] * len(result.timestep_metrics)
+    # Our own measures are sampled once a tick, AlpaSim's at each reported pose: twice.
+    counts = {metric.name: len(metric.values) for metric in result.timestep_metrics}
+    assert {count for name, count in counts.items() if name.startswith("alpagym/")} <= {6}
+    assert {count for name, count in counts.items() if not name.startswith("alpagym/")} == {11}
 
 
 def test_measures_that_need_candidate_plans_are_nan_without_any(world):
@@ -594,7 +597,7 @@ def test_a_served_rollout_is_logged_in_the_order_of_its_calls(logged):
     assert kinds[:2] == ["rollout_metadata", "driver_session_request"]
     drives = sum(name == "drive" for name, _ in calls)
     assert kinds.count("driver_request") == kinds.count("driver_return") == drives
-    assert kinds.count("actor_poses") == 8 + drives + 1  # each step, and the end
+    assert kinds.count("actor_poses") == 1 + 2 * (8 + drives)  # the first, and each 0.1 s of the steps
     meta = entries[0].rollout_metadata
     assert meta.force_gt_duration == 1_600_000
     assert meta.actor_definitions.actor_aabb[0].actor_id == "EGO"
@@ -617,6 +620,24 @@ def test_a_rollout_is_scored_again_from_its_log(logged):
         np.testing.assert_allclose(again[name].value[good], np.array(metric.values)[good], atol=2e-4, err_msg=name)
         compared += 1
     assert compared >= 15
+
+
+@pytest.mark.parametrize(("interval", "each"), [(0, 1), (40_000, 5)])
+def test_driver_and_log_are_told_the_poses_of_the_interval(tmp_path, interval, each):
+    with served(folder=tmp_path, steps=14, pose_reporting_interval_us=interval) as server, Driver() as driver:
+        (answer,) = simulate(server, driver.port, [SCENE], ids=["fine"])
+        scene = server.simulator.scene(SCENE)
+    told = [request.trajectory.poses for request in driver.requests("ego")]
+    # Fourteen ticks of 0.2 s: before the first all that was recorded, then so many a tick.
+    assert [len(poses) for poses in told[1:]] == [each] * 13
+    times = [item.timestamp_us for poses in told for item in poses]
+    begin, step = told[0][-1].timestamp_us, interval or PERIOD
+    assert times[len(told[0]) - 1 :] == [begin + step * k for k in range(1 + 13 * each)]
+    progress = next(metric for metric in answer.timestep_metrics if metric.name == "progress")
+    # Six ticks are the driver's.
+    assert list(progress.timestamps_us) == [begin + WARMUP + step * k for k in range(1 + 6 * each)]
+    again = score_again(read_asl(rollout_path(tmp_path, SCENE, "fine")), scene)
+    np.testing.assert_allclose(again["alpasim/progress"].value, np.array(progress.values), atol=2e-4)
 
 
 def test_a_log_of_another_scene_is_refused(logged):

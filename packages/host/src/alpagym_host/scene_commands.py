@@ -202,3 +202,5 @@ def _file_name(scene_id: str) -> str:
 def _tell_skipped(source: SceneSource) -> None:
     for bad in source.skipped:
         print(f"skipped {bad.file}: {bad.reason}", file=sys.stderr)
+    for part in getattr(source, "remarks", ()):
+        print(f"{part.file}: {part.reason}", file=sys.stderr)

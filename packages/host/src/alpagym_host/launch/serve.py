@@ -65,6 +65,7 @@ def serve(
         period_us,
         force_gt_ms * 1000,
         steps,
+        pose_reporting_interval_us=simulator.pose_reporting_interval_us,
         skip_driver_during_force_gt=not ask_in_warm_up,
         zero_dynamics=simulator.alpasim_quirks,
         drive_timeout_s=drive_timeout_s,

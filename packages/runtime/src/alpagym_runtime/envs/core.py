@@ -241,8 +241,7 @@ class DrivingCore:
             for name, scaled in self.terms.items():
                 self._require_delivered(name, scaled.term, episode)
                 if name in self._late:
-                    series = _series_batch(measures, request)
-                    values = scaled.scale * scaled.term.tick(series, None)
+                    values = scaled.scale * self._late_pay(scaled.term, measures, request)
                     late[row][name] = values
                     terms[name][row] = values.sum()
                 paid = scaled.scale * float(scaled.term.end(episode))
@@ -250,6 +249,23 @@ class DrivingCore:
                 if name in self._late and len(late[row][name]):
                     late[row][name][-1] += paid
         return episodes, late
+
+    def _late_pay(
+        self, term: RewardTerm, measures: Mapping[str, MeasureSeries], request: EpisodeRequest
+    ) -> NDArray[np.float64]:
+        """[T] what a term pays for each tick, of series that came when all was over.
+
+        Poses may be reported, and measures sampled, several times a tick: what those pay belongs to their tick.
+        """
+        times = max((measures[name].time_us for name in sorted(term.needs)), key=len)
+        values = term.tick(_series_batch({name: measures[name] for name in term.needs}, times, request), None)
+        timely = [name for name, when in self.spec.measures.items() if when == "tick" and name in measures]
+        if not timely or len(measures[timely[0]].time_us) == len(times):
+            return values
+        ends = measures[timely[0]].time_us[1:]
+        paid = np.zeros(len(ends))
+        np.add.at(paid, np.searchsorted(ends, times[1:]), values)
+        return paid
 
     @staticmethod
     def _require_delivered(name: str, term: RewardTerm, episode: Episode) -> None:
@@ -284,13 +300,20 @@ def take_rows(batch: TickBatch, rows: NDArray[np.int64]) -> TickBatch:
     )
 
 
-def _series_batch(measures: Mapping[str, MeasureSeries], request: EpisodeRequest) -> TickBatch:
-    """An episode's T ticks as the rows of one batch, so that late rewards run the same code as timely ones."""
-    count = max(len(series.time_us) for series in measures.values()) - 1
-    full = {name: series for name, series in measures.items() if len(series.time_us) == count + 1}
+def _series_batch(
+    measures: Mapping[str, MeasureSeries], times_us: NDArray[np.int64], request: EpisodeRequest
+) -> TickBatch:
+    """An episode's samples after the first as the rows of one batch, so that late rewards run timely ones' code.
+
+    A measure that was sampled more seldom keeps its last value.
+    """
+    count = len(times_us) - 1
+    at = {name: np.searchsorted(series.time_us, times_us, side="right") - 1 for name, series in measures.items()}
+    value = {name: series.value[at[name]] for name, series in measures.items()}
+    valid = {name: series.valid[at[name]] for name, series in measures.items()}
 
     def side(part: slice) -> Measures:
-        return Measures({k: s.value[part] for k, s in full.items()}, {k: s.valid[part] for k, s in full.items()})
+        return Measures({k: v[part] for k, v in value.items()}, {k: v[part] for k, v in valid.items()})
 
     rows: Any = np.arange(count, dtype=np.int64)
     return TickBatch(

@@ -24,6 +24,8 @@ class EmbeddedConfig:
         vehicle: alpasim | kinematic: AlpaSim's dynamic bicycle and controller, or a kinematic one that follows plans
             more closely (ADR 13, ADR 14).
         planner_delay_us: the controller follows the newest plan that is at least this old, or the oldest there is.
+        pose_reporting_interval_us: time between the poses that are reported, as samples of alpasim/ measures and by
+            `alpagym serve`; a divisor of the control period, or 0: one a period.
         alpasim_quirks: also copy what one would call faults of AlpaSim (docs/concepts.md lists them).
         measures: further measures to compute at each episode's end, such as alpasim/progress; what reward terms
             need is computed in any case.
@@ -39,6 +41,7 @@ class EmbeddedConfig:
     end_on: list[str] = field(default_factory=lambda: ["collision", "offroad", "goal"])
     vehicle: str = "kinematic"
     planner_delay_us: int = 0
+    pose_reporting_interval_us: int = 100_000
     alpasim_quirks: bool = False
     measures: list[str] = field(default_factory=list)
     traffic: str = "reactive"
@@ -55,6 +58,13 @@ class EmbeddedConfig:
             check_choice(f"end_on[{i}]", event, ("collision", "offroad", "goal"))
         check_choice("vehicle", self.vehicle, ("alpasim", "kinematic"))
         check_range("planner_delay_us", self.planner_delay_us, minimum=0, maximum=10_000_000)
+        interval_us = self.pose_reporting_interval_us
+        if interval_us and (interval_us < 10_000 or self.control_period_us % interval_us):
+            raise ConfigError(
+                f"must be 0 or a divisor of control_period_us = {self.control_period_us} from 10000 on, "
+                f"got {interval_us}",
+                key="pose_reporting_interval_us",
+            )
         check_choice("traffic", self.traffic, ("reactive", "replay"))
         check_range("route_spacing_m", self.route_spacing_m, above=0, maximum=100)
         check_range("threads", self.threads, minimum=0, maximum=1)

@@ -110,6 +110,7 @@ class Files:
 
         self.scenes = SceneFolder(Path(path))
         self.skipped: Sequence[Skipped] = self.scenes.skipped
+        self.remarks: Sequence[Skipped] = self.scenes.remarks
 
     def ids(self, split: str) -> tuple[str, ...]:
         """Scenes of the split's files."""

@@ -3,7 +3,7 @@
 Definitions and their peculiarities are AlpaSim's (docs/concepts.md): boxes 2 % smaller with rounded corners, touching
 counts as contact, points are box centres, progress is a share of the *whole* recording, and the first two logged poses
 (the recording's first, and the first tick's) get made-up values. What differs: a series holds the samples from the
-handover on, one a tick, as all our series do; the path driven in warm-up still counts for the distance travelled.
+handover on, one a reported pose; the path driven in warm-up still counts for the distance travelled.
 
 Not here: what needs pictures (img_is_black), a driver's debug output (safety_monitor_triggered) or several candidate
 plans (min_ade takes the one plan as its only candidate).
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from alpagym_runtime.geometry import Area, rig_to_local, wrap_angle
 from alpagym_runtime.simulators.embedded.lane_map import LaneMap
+from alpagym_runtime.simulators.embedded.reported_poses import others_between
 from alpagym_runtime.simulators.embedded.scene import STEP_US
 from alpagym_runtime.simulators.embedded.stranded import STRANDED
 from alpagym_runtime.types import MeasureSeries
@@ -86,9 +87,9 @@ class MeasuresOnDemand(dict[str, Literal["tick", "end"]]):
 
 @dataclass
 class Sample:
-    """The world at one tick: grid index, and [A,3] box centres x, y, yaw with [A,2] sizes of who is there by [A] id."""
+    """The world at one time: [A,3] box centres x, y, yaw with [A,2] sizes of who is there by [A] id."""
 
-    step: int
+    time_us: int
     ids: NDArray[np.int64]
     poses: Float
     sizes: Float
@@ -105,11 +106,11 @@ class Record:
         size: length and width of the ego, m.
         centre_offset_m: from its rig origin forward to its box's centre.
         plan_step_us: time between a plan's points.
-        logged: grid indices that AlpaSim would have logged before the handover: the log's start and warm-up ticks.
-        period: grid steps of one control period.
-        samples: from the handover on.
-        ego: [3] rig poses by grid index, of `logged` and `samples`.
-        plans: grid index, rig pose [3] and plan_rig [T,3] of every decision, warm-up included.
+        period_us: control period.
+        logged: times us that AlpaSim would have logged before the handover: the log's start and warm-up ticks.
+        samples: from the handover on, one a reported pose.
+        ego: [3] rig poses by time us, of `logged` and `samples`.
+        plans: time us, rig pose [3] and plan_rig [T,3] of every decision, warm-up included.
 
     """
 
@@ -119,7 +120,7 @@ class Record:
     size: tuple[float, float]
     centre_offset_m: float
     plan_step_us: int
-    period: int
+    period_us: int
     logged: list[int] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     ego: dict[int, Float] = field(default_factory=dict)
@@ -161,13 +162,17 @@ class _Episode:
 
     def __init__(self, record: Record) -> None:
         self.record = record
-        self.steps = np.array([sample.step for sample in record.samples], np.int64)
+        self.times = np.array([sample.time_us for sample in record.samples], np.int64)
         # Whatever AlpaSim logs: before the handover too.
-        self.logged = [*record.logged, *self.steps.tolist()]
-        self.centres_logged = self._centres(np.array([record.ego[step] for step in self.logged]))
+        self.logged = np.array([*record.logged, *self.times.tolist()], np.int64)
+        self.centres_logged = self._centres(np.array([record.ego[time] for time in self.logged.tolist()]))
         self.centres = self.centres_logged[len(record.logged) :]
         self.gt = self._centres(record.log)
         self._reached: dict[int, tuple[Float, Float, Float]] = {}
+        gt_us = STEP_US * np.arange(len(self.gt))
+        # After the recording's end its last place.
+        self.gt_logged = np.stack([np.interp(self.logged, gt_us, self.gt[:, k]) for k in range(2)], axis=1)
+        self.in_recording = self.logged <= gt_us[-1]
 
     def _centres(self, rig: Float) -> Float:
         offset = np.array([self.record.centre_offset_m, 0.0])
@@ -305,19 +310,19 @@ class _Episode:
 
     def open_loop_collision(self) -> Float:
         out = np.full(len(self.boxes), np.nan)
-        for m, step in enumerate(self.steps.tolist()):
-            plan = self._plans.get(step)
+        for m, now in enumerate(self.times.tolist()):
+            plan = self._plans.get(now)
             if plan is None:
                 continue
             times, poses = plan
-            counted = (times <= step * STEP_US + FORESIGHT_US) & (times <= self.steps[-1] * STEP_US)
+            counted = (times <= now + FORESIGHT_US) & (times <= self.times[-1])
             ego = self._centres(poses[counted])
             out[m] = any(self._meets(int(time), pose) for time, pose in zip(times[counted], ego, strict=True))
         return out
 
     def progress_rel(self) -> Float:
         along = np.ones(len(self.logged))
-        at = self.gt[np.minimum(self.logged, len(self.gt) - 1), :2]
+        at = self.gt_logged
         for k in range(2, len(self.logged)):
             line = shapely.LineString(at[: k + 1])
             along[k] = line.project(self.points[k], normalized=True) if line.length > 0.0 else 1.0
@@ -330,10 +335,8 @@ class _Episode:
         return self.distance_to_path
 
     def dist_to_gt_location(self) -> Float:
-        at = np.array(self.logged)
-        there = self.gt[np.minimum(at, len(self.gt) - 1), :2]
-        apart = np.linalg.norm(self.centres_logged[:, :2] - there, axis=1)
-        return self._sampled(np.where(at < len(self.gt), apart, np.nan), 0.0)
+        apart = np.linalg.norm(self.centres_logged[:, :2] - self.gt_logged, axis=1)
+        return self._sampled(np.where(self.in_recording, apart, np.nan), 0.0)
 
     def dist_traveled_m(self) -> Float:
         line = shapely.LineString(self.centres_logged[:, :2]) if len(self.logged) > 1 else None
@@ -341,19 +344,19 @@ class _Episode:
         return self._sampled(np.asarray(along, np.float64), 0.0)
 
     def gt_dist_traveled_m(self) -> Float:
-        return np.full(len(self.steps), self.gt_line.length)
+        return np.full(len(self.times), self.gt_line.length)
 
     def plan_deviation(self) -> Float:
-        out = np.full(len(self.steps), np.nan)
+        out = np.full(len(self.times), np.nan)
         plans = self.record.plans
-        for before, (step, *_) in itertools.pairwise(plans):
-            m = np.flatnonzero(self.steps == step)
-            plan, previous = self._plans.get(step), self._plans.get(before[0])
+        for before, (now, *_) in itertools.pairwise(plans):
+            m = np.flatnonzero(self.times == now)
+            plan, previous = self._plans.get(now), self._plans.get(before[0])
             if not len(m) or plan is None or previous is None:
                 continue
             times, here = plan[0], self._centres(plan[1])[:, :2]
             # The previous plan begins with the pose at which it was made.
-            known = np.concatenate([[before[0] * STEP_US], previous[0]])
+            known = np.concatenate([[before[0]], previous[0]])
             there = self._centres(np.concatenate([before[1][None], previous[1]]))[:, :2]
             both = times <= known[-1]
             then = np.stack([np.interp(times[both], known, there[:, k]) for k in range(2)], axis=1)
@@ -364,14 +367,15 @@ class _Episode:
 
     def min_ade(self, seconds: float) -> Float:
         """The one plan's mean distance to the recording from the next tick to `seconds` from now."""
-        out = np.full(len(self.steps), np.nan)
-        for m, step in enumerate(self.steps.tolist()):
-            plan = self._plans.get(step)
-            at = np.arange(step + self.record.period, step + round(seconds * 1e6) // STEP_US + 1)
+        out = np.full(len(self.times), np.nan)
+        for m, now in enumerate(self.times.tolist()):
+            plan = self._plans.get(now)
+            # Decisions are made on the grid.
+            at = np.arange(now + self.record.period_us, now + round(seconds * 1e6) + 1, STEP_US) // STEP_US
             if plan is None or not len(at) or at[-1] >= len(self.gt) or at[-1] * STEP_US > plan[0][-1]:
                 continue
-            pose = self.record.ego[step]
-            known = np.concatenate([[step * STEP_US], plan[0]])
+            pose = self.record.ego[now]
+            known = np.concatenate([[now], plan[0]])
             centres = self._centres(np.concatenate([pose[None], plan[1]]))
             here = np.stack([np.interp(at * STEP_US, known, centres[:, k]) for k in range(2)], axis=1)
             out[m] = np.linalg.norm(here - self.gt[at, :2], axis=1).mean()
@@ -380,11 +384,11 @@ class _Episode:
     def scene_score(self) -> Float:
         """On the last sample only: AlpaSim's score of the rollout up to its first incident or to 4 m off the path."""
         incident = np.maximum(self.offroad, self.contacts.max(axis=1)) > 0.0
-        kept = len(self.steps)
+        kept = len(self.times)
         for stop in (incident, self.distance_to_path >= LEFT_GT_M):
             first = np.flatnonzero(stop[:kept])
             kept = int(first[0]) + 1 if len(first) else kept
-        out = np.full(len(self.steps), np.nan)
+        out = np.full(len(self.times), np.nan)
         length = self.gt_line.length
         if self.collision_at_fault()[:kept].any() or self.offroad[:kept].any():
             out[-1] = 0.0
@@ -396,12 +400,12 @@ class _Episode:
 
     @cached_property
     def _plans(self) -> dict[int, tuple[NDArray[np.int64], Float]]:
-        """Times us [T] and rig poses [T,3] local of each plan, by the grid index where it was made."""
+        """Times us [T] and rig poses [T,3] local of each plan, by the time us when it was made."""
         out: dict[int, tuple[NDArray[np.int64], Float]] = {}
-        for step, pose, plan in self.record.plans:
-            times = step * STEP_US + self.record.plan_step_us * np.arange(1, len(plan) + 1)
+        for made, pose, plan in self.record.plans:
+            times = made + self.record.plan_step_us * np.arange(1, len(plan) + 1)
             local = np.column_stack([rig_to_local(plan[:, :2], pose), plan[:, 2] + pose[2]])
-            out.setdefault(step, (times, local))
+            out.setdefault(made, (times, local))
         return out
 
     def _meets(self, time_us: int, ego: Float) -> bool:
@@ -421,15 +425,13 @@ class _Episode:
 
     def _others_at(self, time_us: int) -> tuple[Float, Float]:
         """Poses and sizes of who is there at a time; between two samples, of those in both, between their poses."""
-        k = int(np.searchsorted(self.steps * STEP_US, time_us, side="right")) - 1
-        before, after = self.record.samples[k], self.record.samples[min(k + 1, len(self.steps) - 1)]
-        if after.step == before.step or time_us == before.step * STEP_US:
+        k = int(np.searchsorted(self.times, time_us, side="right")) - 1
+        before, after = self.record.samples[k], self.record.samples[min(k + 1, len(self.times) - 1)]
+        if after.time_us == before.time_us or time_us == before.time_us:
             return before.poses, before.sizes
-        part = (time_us - before.step * STEP_US) / ((after.step - before.step) * STEP_US)
-        _, i, j = np.intersect1d(before.ids, after.ids, return_indices=True)
-        start, end = before.poses[i], after.poses[j]
-        turn = np.column_stack([end[:, :2] - start[:, :2], wrap_angle(end[:, 2] - start[:, 2])])
-        return start + part * turn, before.sizes[i]
+        part = (time_us - before.time_us) / (after.time_us - before.time_us)
+        _, rows, poses = others_between((before.ids, before.poses), (after.ids, after.poses), part)
+        return poses, before.sizes[rows]
 
 
 _EMPTY = (np.zeros(0, np.int64), np.zeros(0), np.zeros(0, bool))
@@ -452,7 +454,6 @@ def alpasim_measures(record: Record, names: Iterable[str]) -> dict[str, MeasureS
     if not record.samples:
         return {name: MeasureSeries(*_EMPTY, AGGREGATION[name.removeprefix(PREFIX)]) for name in names}
     episode = _Episode(record)
-    times = episode.steps * STEP_US
     out = {}
     for name in names:
         plain = name.removeprefix(PREFIX)
@@ -462,5 +463,5 @@ def alpasim_measures(record: Record, names: Iterable[str]) -> dict[str, MeasureS
             found = getattr(episode, plain)
             value = found() if callable(found) else found
         valid = np.isfinite(value)
-        out[name] = MeasureSeries(times.copy(), np.where(valid, value, 0.0), valid, AGGREGATION[plain])
+        out[name] = MeasureSeries(episode.times.copy(), np.where(valid, value, 0.0), valid, AGGREGATION[plain])
     return out

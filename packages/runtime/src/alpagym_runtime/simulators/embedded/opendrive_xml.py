@@ -1,8 +1,8 @@
 """What an OpenDRIVE file says: roads, junctions, signals and controllers as plain data, not yet evaluated.
 
 Names and rules follow ASAM OpenDRIVE 1.7 (sections in brackets); files of revision 1.1 to 1.8 are read. Units are m,
-rad and m/s; the frame is the file's inertial one, or a frame that it is moved into (`placement`). Elevation,
-superelevation, shapes and rail are not read: this world is flat.
+rad and m/s; the frame is the file's inertial one, or a frame that it is moved into (`placement`). Heights are
+read to be remarked on; superelevation, shapes and rail are not read: this world is flat.
 
 Files come from strangers: entities, DTDs and the network stay closed, sizes are bounded, and a wrong value is an error
 that names its line.
@@ -146,6 +146,7 @@ class Road:
     junction: str  # "-1": none
     left_hand: bool
     pieces: tuple[Piece, ...]
+    elevation: tuple[Polynomial, ...]
     lane_offsets: tuple[Polynomial, ...]
     sections: tuple[Section, ...]
     predecessor: Link | None
@@ -434,6 +435,7 @@ def _road(element: Any, placement: Placement) -> Road:
         junction=element.get("junction", "-1"),
         left_hand=_text(element, "rule", ("RHT", "LHT"), "RHT") == "LHT",
         pieces=_plan(element, length, placement),
+        elevation=_polynomials(element, "elevationProfile/elevation", "s"),
         lane_offsets=_polynomials(lanes, "laneOffset", "s"),
         sections=sections,
         predecessor=_link(element, "predecessor"),

@@ -14,7 +14,7 @@ from alpagym_runtime.errors import SceneError
 from alpagym_runtime.files import TEMPORARY_PREFIX
 from alpagym_runtime.simulators.embedded.commonroad import Skipped
 from alpagym_runtime.simulators.embedded.map_scenes import MapScenes
-from alpagym_runtime.simulators.embedded.opendrive import read_opendrive
+from alpagym_runtime.simulators.embedded.opendrive import read_opendrive_map
 from alpagym_runtime.simulators.embedded.opendrive_xml import FILE_BYTES_MAX
 from alpagym_runtime.simulators.embedded.scene import Scene
 from alpagym_runtime.simulators.embedded.scene_files import read_scene
@@ -31,6 +31,7 @@ class SceneFolder:
     Attributes:
         ids: ids as the files say; of a bare map `<file stem>.drive-<number>`, `SCENES_PER_MAP` of them.
         skipped: what cannot be used, with reasons.
+        remarks: what was left out of maps that can.
 
     Raises:
         SceneError: the path does not exist or nothing in it can be used; the message names file, place and reason.
@@ -40,6 +41,7 @@ class SceneFolder:
     def __init__(self, path: Path) -> None:
         self._loaders: dict[str, Callable[[], Scene]] = {}
         self._files: list[tuple[str, ...]] = []
+        self._remarks: list[Skipped] = []
         skipped = []
         files = _files(path)
         for file in files:
@@ -54,16 +56,18 @@ class SceneFolder:
             reasons = "; ".join(f"{bad.file}: {bad.reason}" for bad in skipped[:5])
             raise SceneError(f"{path}: none of {len(skipped)} files can be used: {reasons}")
         self.ids = tuple(self._loaders)
-        self.skipped = tuple(skipped)
+        self.skipped, self.remarks = tuple(skipped), tuple(self._remarks)
         self._cached = lru_cache(maxsize=KEPT_SCENES)(self._load)
 
     def _add(self, file: Path) -> None:
         if file.suffix == ".xodr":
             stem = re.sub(r"[^A-Za-z0-9._-]", "_", file.stem)
             try:
-                scenes = MapScenes(read_opendrive(_bytes(file), str(file)), stem)
+                read = read_opendrive_map(_bytes(file), str(file))
+                scenes = MapScenes(read.lane_map, stem)
             except SceneError as err:
                 raise err if str(err).startswith(str(file)) else SceneError(f"{file}: {err}") from None
+            self._remarks += [Skipped(file.name, remark) for remark in read.remarks]
             names = [f"{stem}.drive-{k:03d}" for k in range(SCENES_PER_MAP)]
             found: dict[str, Callable[[], Scene]] = {name: partial(scenes.make, name) for name in names}
         else:

@@ -183,7 +183,7 @@ class WorldServer:
         await server.start()
         for name in ("", services.RUNTIME):
             await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
-        world = SharedWorld(self.simulator, PLAN_STEPS, self._loop)
+        world = SharedWorld(self.simulator, PLAN_STEPS, options.rollout.pose_reporting_interval_us, self._loop)
         self._world = world
         self._slots: asyncio.Queue[int] = asyncio.Queue()
         for slot in range(self.simulator.spec.slots):
@@ -392,6 +392,7 @@ def build_world(
         threads=0,
         warmup_ticks=options.warmup_ticks,
         measures=measures,
+        pose_reporting_interval_us=options.pose_reporting_interval_us,
         cameras=replace(config.cameras, encoding="jpeg95"),
     )
     simulator = EmbeddedSimulator(served, spec, dataset, slots, files_only=True)

@@ -104,8 +104,7 @@ def score_again(entries: Iterable[asl_pb2.LogEntry], scene: Scene) -> Mapping[st
         raise CorruptFileError(f"the log is of scene {session.scene_id!r}, not of {scene.scene_id!r}")
     handover_us = session.render_start_timestamp_us + meta.force_gt_duration
     frame = scene.ego_log[handover_us // STEP_US, :3]
-    period = session.control_timestep_us // STEP_US
-    start = session.render_start_timestamp_us // STEP_US
+    start, period_us = session.render_start_timestamp_us, session.control_timestep_us
     record = Record(
         log=scene.ego_log[:, :3],
         area=scene.area,
@@ -113,8 +112,8 @@ def score_again(entries: Iterable[asl_pb2.LogEntry], scene: Scene) -> Mapping[st
         size=(scene.vehicle.length_m, scene.vehicle.width_m),
         centre_offset_m=scene.vehicle.centre_offset_m,
         plan_step_us=STEP_US,
-        period=period,
-        logged=([0] if start > 0 else []) + list(range(start, handover_us // STEP_US, period)),
+        period_us=period_us,
+        logged=([0] if start > 0 else []) + list(range(start, handover_us, period_us)),
     )
     now_us = 0
     for entry in scan:
@@ -123,7 +122,7 @@ def score_again(entries: Iterable[asl_pb2.LogEntry], scene: Scene) -> Mapping[st
             items = entry.driver_ego_trajectory.trajectory.poses
             local = out_of_frame(np.array([planar(item.pose) for item in items]).reshape(-1, 3), frame)
             for item, pose in zip(items, local, strict=True):
-                record.ego[item.timestamp_us // STEP_US] = pose
+                record.ego[item.timestamp_us] = pose
         elif kind == "actor_poses" and entry.actor_poses.timestamp_us >= handover_us:
             _add_sample(record, entry.actor_poses, scene, frame)
         elif kind == "driver_request":
@@ -136,23 +135,21 @@ def score_again(entries: Iterable[asl_pb2.LogEntry], scene: Scene) -> Mapping[st
 
 
 def _add_sample(record: Record, poses: asl_pb2.ActorPoses, scene: Scene, frame: NDArray[np.float64]) -> None:
-    step = poses.timestamp_us // STEP_US
     found = {item.actor_id: planar(item.actor_pose) for item in poses.actor_poses}
     centre = np.array([found.pop(EGO)])
     ids = np.array(sorted(map(int, found)), np.int64)
     local = out_of_frame(np.array([found[str(a)] for a in ids]).reshape(-1, 3), frame)
-    record.samples.append(Sample(step, ids, local, scene.actors.size[ids]))
+    record.samples.append(Sample(poses.timestamp_us, ids, local, scene.actors.size[ids]))
     # The driver is not told the last pose; the log has it as the centre of the box.
     rig = out_of_frame(centre, frame)[0]
     rig[:2] -= record.centre_offset_m * np.array([math.cos(rig[2]), math.sin(rig[2])])
-    record.ego.setdefault(step, rig)
+    record.ego.setdefault(poses.timestamp_us, rig)
 
 
 def _add_plan(record: Record, plan: common_pb2.Trajectory, now_us: int, frame: NDArray[np.float64]) -> None:
-    made = now_us // STEP_US
     times = np.array([item.timestamp_us for item in plan.poses], np.int64)
     poses = np.array([planar(item.pose) for item in plan.poses])
     poses[:, 2] = np.unwrap(poses[:, 2])
-    pose = record.ego[made]
+    pose = record.ego[now_us]
     rig = into_frame(out_of_frame(poses, frame), pose)
-    record.plans.append((made, pose, plan_at_steps(times, rig, now_us, STEP_US, 64)))
+    record.plans.append((now_us, pose, plan_at_steps(times, rig, now_us, STEP_US, 64)))

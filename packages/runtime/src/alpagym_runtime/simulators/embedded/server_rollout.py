@@ -23,6 +23,7 @@ from alpagym_runtime.simulators.alpasim import services
 from alpagym_runtime.simulators.alpasim.measures import END_MEASURES, EXACT
 from alpagym_runtime.simulators.alpasim.wire import egodriver_pb2, runtime_pb2, sensorsim_pb2
 from alpagym_runtime.simulators.embedded import server_messages as messages
+from alpagym_runtime.simulators.embedded.reported_poses import others_between
 from alpagym_runtime.simulators.embedded.scene import STEP_US, Scene
 from alpagym_runtime.simulators.embedded.server_messages import RolloutError
 from alpagym_runtime.simulators.embedded.server_world import SharedWorld, Tick
@@ -88,8 +89,8 @@ class RolloutOptions:
     """What all rollouts of a server share.
 
     Attributes:
-        control_period_us, force_gt_duration_us, n_sim_steps, skip_driver_during_force_gt, send_recording_ground_truth:
-            AlpaSim's own options of these names.
+        control_period_us, force_gt_duration_us, n_sim_steps, pose_reporting_interval_us, skip_driver_during_force_gt,
+            send_recording_ground_truth: AlpaSim's own options of these names.
         zero_dynamics: report zero dynamics in the warm-up, as AlpaSim does.
         drive_timeout_s: longest wait for an answer to `drive`.
         call_timeout_s: longest wait for any other answer.
@@ -100,6 +101,7 @@ class RolloutOptions:
     control_period_us: int
     force_gt_duration_us: int
     n_sim_steps: int
+    pose_reporting_interval_us: int = 100_000
     skip_driver_during_force_gt: bool = True
     send_recording_ground_truth: bool = True
     zero_dynamics: bool = False
@@ -121,7 +123,7 @@ class Rollout:
     ) -> None:
         self._options, self._world, self._slot = options, world, slot
         self._scene_id, self._session_id, self._log = scene_id, session_id, record
-        self._sent_us = -1
+        self._last: Tick | None = None  # the tick before
         self._sampled = False  # whether the driver sends candidate plans
 
     async def run(self, driver: str) -> runtime_pb2.SimulationReturn.RolloutReturn:
@@ -192,6 +194,7 @@ class Rollout:
                 self._sampled |= bool(answer.debug_info.sampled_trajectories)
                 if tick.controls or answer.trajectory.poses:
                     plan = self._plan(answer, tick, query_us)
+            self._last = tick
             self._tick = await self._world.step(self._slot, plan)
         if self._tick.failure is not None:
             raise RolloutError(self._tick.failure.text)
@@ -200,9 +203,16 @@ class Rollout:
         return self._tick.measures
 
     def _log_actors(self, tick: Tick) -> None:
-        centre = messages.into_frame(messages.out_of_frame(self._centre, tick.trail[-1]), self._frame)[0]
-        ids, poses = tick.actors
-        self._log.actors(tick.time_us, centre, ids, messages.into_frame(poses, self._frame))
+        """Everybody at each pose reported since the tick before; at the first tick, now."""
+        before = self._last
+        first = 0 if before is not None else len(tick.reported) - 1
+        for time_us, pose in zip(tick.reported_us[first:].tolist(), tick.reported[first:], strict=True):
+            centre = messages.into_frame(messages.out_of_frame(self._centre, pose), self._frame)[0]
+            ids, poses = tick.actors
+            if before is not None and time_us < tick.time_us:
+                part = (time_us - before.time_us) / (tick.time_us - before.time_us)
+                ids, _, poses = others_between(before.actors, tick.actors, part)
+            self._log.actors(time_us, centre, ids, messages.into_frame(poses, self._frame))
 
     # ------------------------------------------------------------ calls
 
@@ -240,28 +250,28 @@ class Rollout:
     async def _observe(self, tick: Tick) -> None:
         now_us, session = tick.time_us, self._session_id
         calls = self._images(tick)
-        first = self._sent_us // STEP_US + 1
-        poses = messages.into_frame(tick.trail[first:], self._frame)
-        times = np.arange(first, len(tick.trail)) * STEP_US
-        data = messages.egomotion(session, poses, times, self._dynamics(tick, first))
+        poses = messages.into_frame(tick.reported, self._frame)
+        data = messages.egomotion(session, poses, tick.reported_us, self._dynamics(tick))
         calls.append(self._submit("submit_egomotion_observation", data, "driver_ego_trajectory"))
-        self._sent_us = now_us
         calls.append(self._submit("submit_route", messages.route(session, now_us, tick.route), "route_request"))
         if self._options.send_recording_ground_truth:
-            seen = messages.into_frame(self._recording, tick.trail[-1])
+            seen = messages.into_frame(self._recording, tick.reported[-1])
             data = messages.recording(session, now_us, seen, self._recording_us)
             calls.append(self._submit("submit_recording_ground_truth", data, "ground_truth_request"))
         await _all(calls)
 
-    def _dynamics(self, tick: Tick, first: int) -> NDArray[np.float64]:
-        """[K,7] for the poses from a grid index on: by differences, the newest as the world has it."""
-        count = len(tick.trail) - first
+    def _dynamics(self, tick: Tick) -> NDArray[np.float64]:
+        """[P,7] for the reported poses: by differences, the newest as the world has it."""
+        count = len(tick.reported)
         out = np.zeros((count, 7))
         if self._options.zero_dynamics and not tick.controls:
             return out
         if count > 1:
-            here = tick.trail[max(first - 1, 0) :]
-            moved = np.diff(here, axis=0) / (STEP_US * 1e-6)
+            here, times = tick.reported, tick.reported_us
+            if self._last is not None:
+                here = np.concatenate([self._last.reported[-1:], here])
+                times = np.concatenate([self._last.reported_us[-1:], times])
+            moved = np.diff(here, axis=0) / (np.diff(times)[:, None] * 1e-6)
             cos, sin = np.cos(here[1:, 2]), np.sin(here[1:, 2])
             speeds = np.stack([moved[:, 0] * cos + moved[:, 1] * sin, moved[:, 1] * cos - moved[:, 0] * sin], axis=1)
             out[count - len(speeds) :, :2], out[count - len(speeds) :, 6] = speeds, moved[:, 2]
@@ -282,7 +292,7 @@ class Rollout:
     def _plan(self, answer: egodriver_pb2.DriveResponse, tick: Tick, query_us: int) -> NDArray[np.float32]:
         times, poses = messages.read_plan(answer.trajectory, tick.time_us, query_us)
         local = messages.out_of_frame(poses, self._frame)
-        rig = messages.into_frame(local, tick.trail[-1])
+        rig = messages.into_frame(local, tick.reported[-1])
         return messages.plan_at_steps(times, rig, tick.time_us, PLAN_STEP_US, PLAN_STEPS).astype(np.float32)
 
     # ------------------------------------------------------------ result
@@ -303,7 +313,7 @@ class Rollout:
             metric.valid.extend(series.valid.tolist())
             out.aggregated_metrics[short] = series.aggregate()
         if measures:
-            times = next(iter(measures.values())).time_us
+            times = max((series.time_us for series in measures.values()), key=len)
             relevant = out.timestep_metrics.add(name="eval_relevant", time_aggregation=TIME_AGGREGATION["max"])  # type: ignore[arg-type]
             relevant.timestamps_us.extend(times.tolist())
             relevant.values.extend([1.0] * len(times))

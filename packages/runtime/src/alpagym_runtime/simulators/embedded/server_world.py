@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alpagym_runtime.policies.base import plan_decision
-from alpagym_runtime.simulators.embedded.scene import Scene
+from alpagym_runtime.simulators.embedded.reported_poses import reported_times
+from alpagym_runtime.simulators.embedded.scene import STEP_US, Scene
 from alpagym_runtime.simulators.embedded.simulator import EmbeddedSimulator
 from alpagym_runtime.types import Ended, EpisodeRequest, Failure, Frame, MeasureSeries, TickBatch
 
@@ -31,7 +32,8 @@ class Tick:
 
     Attributes:
         time_us: now, in the scene's clock.
-        trail: [K,3] rig x, y, yaw in the scene's local frame, one a grid step, the last one now.
+        reported_us: [P] times of the poses since the tick before, the last one now; at the first tick all from 0 on.
+        reported: [P,3] those poses, rig x, y, yaw in the scene's local frame.
         dynamics: [7] velocity xyz, acceleration xyz, yaw rate, rig frame.
         route: [R,2] m, rig frame; NaN beyond its end.
         actors: who is there, by index among the scene's actors [A], and box centres [A,3], local.
@@ -44,7 +46,8 @@ class Tick:
     """
 
     time_us: int
-    trail: NDArray[np.float64]
+    reported_us: NDArray[np.int64]
+    reported: NDArray[np.float64]
     dynamics: NDArray[np.float32]
     route: NDArray[np.float32]
     actors: tuple[NDArray[np.int64], NDArray[np.float64]]
@@ -75,12 +78,17 @@ class SharedWorld:
 
     Args:
         simulator: stepped by this thread only.
+        interval_us: between the poses that it reports; 0: only each tick's.
         loop: where the rollouts live.
 
     """
 
-    def __init__(self, simulator: EmbeddedSimulator, plan_steps: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, simulator: EmbeddedSimulator, plan_steps: int, interval_us: int, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self.simulator = simulator
+        self._interval_us = interval_us
+        self._told: dict[int, int] = {}  # slot: time of its last tick
         self._loop = loop
         # Where the recording drives there is no plan, and what is measured of plans must not find one.
         self._no_plan = np.full((plan_steps, 3), np.nan, np.float32)
@@ -163,6 +171,8 @@ class SharedWorld:
         if fresh:
             requests = [ask.request for ask in fresh if ask.request is not None]
             self.simulator.start(np.array([ask.slot for ask in fresh], np.int64), requests)
+            for ask in fresh:
+                self._told.pop(ask.slot, None)
         going = [ask for ask in asks if ask.request is None]
         if going:
             decision = plan_decision(np.stack([ask.plan_rig for ask in going]))
@@ -177,14 +187,21 @@ class SharedWorld:
         return here, moment.actors[here, :3]
 
     def _tick(self, batch: TickBatch, row: int) -> Tick:
-        slot, failure = int(batch.slots[row]), batch.failure[row]
+        slot, failure, now_us = int(batch.slots[row]), batch.failure[row], int(batch.observation["time_us"][row])
         observation: dict[str, NDArray[Any]] = batch.observation
         route = observation["route_rig"][row].copy()
         route[~observation["route_mask"][row]] = np.nan
         nobody = np.zeros(0, np.int64), np.zeros((0, 3))
+        # What was recorded before the first tick goes out as densely as it is.
+        before_us, interval_us = -STEP_US, STEP_US
+        if slot in self._told:
+            before_us, interval_us = self._told[slot], self._interval_us
+        times = reported_times(before_us, now_us, interval_us)
+        self._told[slot] = now_us
         return Tick(
-            time_us=int(observation["time_us"][row]),
-            trail=np.zeros((0, 3)) if failure is not None else self.simulator.trail(slot),
+            time_us=now_us,
+            reported_us=times,
+            reported=np.zeros((0, 3)) if failure is not None else self.simulator.poses(slot, times),
             dynamics=observation["ego_dynamics_rig"][row],
             route=route,
             actors=nobody if failure is not None else self._actors(slot),

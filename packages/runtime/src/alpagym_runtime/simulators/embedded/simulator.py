@@ -37,6 +37,7 @@ from alpagym_runtime.simulators.embedded.measures_alpasim import NAMES as ALPASI
 from alpagym_runtime.simulators.embedded.measures_alpasim import MeasuresOnDemand, alpasim_measures
 from alpagym_runtime.simulators.embedded.plan_delay import PlanDelay
 from alpagym_runtime.simulators.embedded.recorder import Recorder
+from alpagym_runtime.simulators.embedded.reported_poses import ego_poses
 from alpagym_runtime.simulators.embedded.scene import STEP_US, Scene
 from alpagym_runtime.simulators.embedded.scene_bank import ACTOR, ACTOR_N, SceneBank
 from alpagym_runtime.simulators.embedded.stranded import STRANDED, stranded
@@ -136,7 +137,7 @@ class EmbeddedSimulator:
         self._queue: list[_Sent] = []
         self._pool = ThreadPoolExecutor(1, "embedded") if config.threads else None
         self._running: list[tuple[Future[None], _Sent]] = []
-        self._recorder = Recorder(self._inner, policy_spec.plan_step_us)
+        self._recorder = Recorder(config.control_period_us, policy_spec.plan_step_us, config.pose_reporting_interval_us)
         self._cameras: CameraStream | None = None
         if policy_spec.cameras:
             # Only who looks loads the renderer.
@@ -275,6 +276,10 @@ class EmbeddedSimulator:
     def trail(self, slot: int) -> NDArray[np.float64]:
         """[K,3] x, y m, yaw rad local: the ego's path in a slot, from the log's start to now."""
         return self._slots.trail[slot, : self._slots.step[slot] + 1, :3].copy()
+
+    def poses(self, slot: int, times_us: NDArray[np.int64]) -> NDArray[np.float64]:
+        """[T,3] x, y m, yaw rad local: where the ego of a slot was at times of its clock, from 0 to now."""
+        return ego_poses(self._slots.trail[slot, : self._slots.step[slot] + 1], times_us)
 
     def actor_boxes(self, slot: int) -> NDArray[np.float64]:
         """[A,5] centre x, y, yaw, length, width of the road users that exist now, local."""
