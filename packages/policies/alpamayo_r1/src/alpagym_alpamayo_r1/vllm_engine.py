@@ -11,6 +11,7 @@ Written against vLLM's documented interface (0.20 to 0.22: `LLM`, `SamplingParam
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import tempfile
@@ -86,7 +87,7 @@ class VllmEngine:
         # In this process: weights are handed over as they are, not as messages.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         try:
-            import vllm
+            vllm = importlib.import_module("vllm")
         except ImportError as err:
             raise ConfigError(
                 "vllm is not installed: uv sync --all-packages --extra vllm", key="policy.engine"
