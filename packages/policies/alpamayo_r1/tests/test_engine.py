@@ -225,10 +225,14 @@ def test_samples_of_one_scene_read_its_prompt_once(cameras):
     np.testing.assert_allclose(decision.log_prob, alone.log_prob, atol=1e-3)
     assert len(np.unique(decision.trace["tokens"], axis=0)) == 6
     if cameras:
+        # Another picture, whose id differs in the last of 64 bits.
+        observation["camera_front_wide_120fov_frame_id"][0, 1] ^= np.uint64(1)
+        policy.act(observation, seeds, sampling)
+        assert policy.prompts_read == 2 + 3
         # Pictures without an id may be any: each row is read.
         observation["camera_front_wide_120fov_frame_id"][:] = 0
         policy.act(observation, seeds, sampling)
-        assert policy.prompts_read == 2 + 6
+        assert policy.prompts_read == 2 + 3 + 6
 
 
 def test_pictures_that_would_be_resized_are_refused_by_the_engine():

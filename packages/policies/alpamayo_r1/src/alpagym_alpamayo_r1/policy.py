@@ -488,8 +488,9 @@ class AlpamayoPolicy:
         if self._seen is not None:
             pictures, frame_ids = (self._pictures(observations, rows, name) for name in ("", "_frame_id"))
             shown = frame_ids.reshape(len(rows), -1)
-            # Frames without an id are told apart by their row.
-            words = np.concatenate([words, shown, np.where((shown == 0).any(1), rows + 1, 0)[:, None]], 1)
+            # Frames without an id are told apart by their row; all of one type, or ids are rounded.
+            unknown = np.where((shown == 0).any(1), rows + 1, 0).astype(np.uint64)
+            words = np.concatenate([words, shown, unknown[:, None]], 1)
         _, first, which = np.unique(words, axis=0, return_index=True, return_inverse=True)
         several = len(first) < len(rows)
         if not several:
