@@ -32,6 +32,7 @@ def stored_drives(options, folder):
     return [read(folder / f"{i}.arrow") for i in range(3)]
 
 
+@pytest.mark.timeout(900)  # it may be the first to compile the world's kernels
 @pytest.mark.parametrize(
     "options",
     [

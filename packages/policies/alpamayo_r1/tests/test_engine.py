@@ -70,6 +70,25 @@ def test_writing_gives_the_models_tokens(prompts):
         np.testing.assert_allclose(a, b, atol=1e-4)
 
 
+def test_rows_end_at_the_same_token(prompts):
+    # One row ends with its second token, the other with its fourth; the engine looks at every eighth step.
+    model, batch = prompts
+    with torch.no_grad():
+        prefix, engine = model.read(batch), GraphEngine(model, 2, 400)
+        free = model.write(prefix, greedy, 12)
+        script = free.clone()
+        script[0, 1] = script[1, 3] = stop = int(free.max()) + 1
+
+        def choose(logits, step):
+            return script[:, step]
+
+        expected, got = (who.write(prefix, choose, 12, stop) for who in (model, engine))
+    assert expected.shape == (2, 4)
+    assert got.shape == (2, 8)
+    assert torch.equal(got[:, :4], expected)
+    assert (got[:, 4:] == stop).all()
+
+
 def test_denoising_gives_the_models_velocity(prompts):
     model, batch = prompts
     noise = torch.randn(2, 64, 2, generator=torch.Generator().manual_seed(1))
@@ -206,10 +225,14 @@ def test_samples_of_one_scene_read_its_prompt_once(cameras):
     np.testing.assert_allclose(decision.log_prob, alone.log_prob, atol=1e-3)
     assert len(np.unique(decision.trace["tokens"], axis=0)) == 6
     if cameras:
+        # Another picture, whose id differs in the last of 64 bits.
+        observation["camera_front_wide_120fov_frame_id"][0, 1] ^= np.uint64(1)
+        policy.act(observation, seeds, sampling)
+        assert policy.prompts_read == 2 + 3
         # Pictures without an id may be any: each row is read.
         observation["camera_front_wide_120fov_frame_id"][:] = 0
         policy.act(observation, seeds, sampling)
-        assert policy.prompts_read == 2 + 6
+        assert policy.prompts_read == 2 + 3 + 6
 
 
 def test_pictures_that_would_be_resized_are_refused_by_the_engine():

@@ -24,7 +24,7 @@ CAMERA_NAMES = (
 )
 RELEASED_CAMERAS = ("cross_left_120fov", "front_wide_120fov", "cross_right_120fov", "front_tele_30fov")
 HEADS = ("tokens", "expert")
-ENGINES = ("eager", "graph")
+ENGINES = ("eager", "graph", "vllm")
 PICTURE_WORDS = ("auto", "none", "numbered", "published_rl")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -36,7 +36,8 @@ class ModelSection:
     Attributes:
         path: converted checkpoint directory (`alpagym checkpoint convert`).
         dtype: auto (as in the files) | float32 | bfloat16 | float16.
-        attention: sdpa | eager | flash_attention_2. flash_attention_2 does not take the expert's mask.
+        attention: sdpa | eager | flash_attention_2 (where flash-attn is installed, in bfloat16 or float16); the action
+            expert, whose mask flash-attn does not take, stays with sdpa.
 
     """
 
@@ -71,9 +72,11 @@ class _Driving:
             | published_rl (every picture named, and numbered 0, as in the published RL of 1.5).
         gradient_checkpointing: a score computes the activations of a layer again in its backward pass: less memory,
             a third more time. Tokens only: the expert reads a cache, which that would not fill.
-        engine: eager | graph (static cache, compiled and captured on a GPU; pictures seen before are not seen again).
-            graph acts; scores come from the plain model, whose numbers differ in the last bits.
-        context: with engine graph, most tokens of prompt and completion together.
+        engine: eager | graph (static cache, compiled and captured on a GPU; pictures seen before are not seen again) |
+            vllm (head tokens; not run with vLLM itself). An engine acts; scores come from the plain model, whose
+            numbers differ in the last bits.
+        context: with an engine, most tokens of prompt and completion together.
+        vllm_memory_share: of the GPU that vLLM takes: a second copy of the weights, and its cache.
         rows: observations of one forward; a batch is cut into forwards of exactly this many, the last one padded, so
             that a row's bits do not depend on its company. On a GPU a score takes no more rows than there are.
 
@@ -87,6 +90,7 @@ class _Driving:
     train_backbone: bool = False
     engine: str = "eager"
     context: int = 4096
+    vllm_memory_share: float = 0.4
     cameras: list[str] = field(default_factory=lambda: list(RELEASED_CAMERAS))
     frames: int = 4
     height: int = 320
@@ -102,6 +106,9 @@ class _Driving:
         if self.gradient_checkpointing and self.head == "expert":
             raise ConfigError("needs head=tokens: the expert reads a cache", key="gradient_checkpointing")
         check_range("context", self.context, minimum=256, maximum=262_144)
+        check_range("vllm_memory_share", self.vllm_memory_share, above=0, maximum=1)
+        if self.engine == "vllm" and self.head == "expert":
+            raise ConfigError("vllm serves no action expert; take graph, or head=tokens", key="engine")
         check_range("reasoning_tokens", self.reasoning_tokens, minimum=0, maximum=4096)
         check_range("noise_level", self.noise_level, minimum=0.0, maximum=2.0)
         if self.noise_steps is not None:

@@ -93,7 +93,8 @@ class AlpamayoModel(nn.Module):
         if with_expert:
             if architecture.expert is None:
                 raise ConfigError("is missing: this checkpoint has no action expert", key="expert_cfg")
-            self.expert = _expert(architecture, attention)
+            # flash-attn has no mask that lets way-points see each other and only what is valid of a prompt.
+            self.expert = _expert(architecture, "sdpa" if attention == "flash_attention_2" else attention)
             width = self.expert.config.hidden_size
             self.action_in_proj = ActionInput(
                 ACTION_DIMENSIONS, width, rounded=architecture.dtype == "bfloat16", **architecture.action_in

@@ -37,9 +37,11 @@ from alpagym_alpamayo_r1.prompt import PromptLayout
 from alpagym_alpamayo_r1.sampling import complete, inverse_draw, log_distribution
 from alpagym_alpamayo_r1.tiny import TinySize, make_tiny
 from alpagym_alpamayo_r1.vision_cache import VisionCache
+from alpagym_alpamayo_r1.vllm_engine import Prompt, VllmEngine, one_pad_each
 from alpagym_plugins import ConfigError
 from alpagym_runtime.geometry import wrap_angle
 from alpagym_runtime.random import mix, normal, uniform
+from alpagym_runtime.trainers.lora import merged
 from alpagym_runtime.types import Decision, Observation, PolicySpec, Ragged, Sampling, Score
 
 Config = Alpamayo1Config | Alpamayo15Config | AlpamayoTinyConfig
@@ -90,14 +92,15 @@ class AlpamayoPolicy:
         self._patches = Patches(processor.image_processor, self.device)
         self._exact = not self._cameras or self._patches.fits(config.height, config.width)
         self._engine = GraphEngine(model, self._rows, config.context) if config.engine == "graph" else None
+        self._vllm = self._start_vllm(config) if config.engine == "vllm" else None
         self._seen: VisionCache | None = None
+        if config.engine != "eager" and not self._exact:
+            raise ConfigError(
+                f"engine {config.engine} takes pictures as they are; {config.height} x {config.width} px would be "
+                "resized to the checkpoint's range of pixels",
+                key="policy.height",
+            )
         if self._engine is not None and self._cameras:
-            if not self._exact:
-                raise ConfigError(
-                    f"engine graph takes pictures as they are; {config.height} x {config.width} px would be resized to "
-                    "the checkpoint's range of pixels",
-                    key="policy.height",
-                )
             # Twice what a forward sees: what left the window of one slot is rarely asked for again.
             self._seen = VisionCache(
                 self._engine.see, self._patches, 2 * self._rows * len(self._cameras) * self._frames
@@ -230,13 +233,19 @@ class AlpamayoPolicy:
             module.eval()
 
     def load(self, state: Mapping[str, Any], version: int) -> None:
-        """Take new weights, all of them; features of pictures are kept by version."""
+        """Take new weights, all of them; what is kept of pictures and prompts is forgotten."""
         self.module.load_state_dict(state)
         self.version = version
+        if self._seen is not None:
+            self._seen.forget()
+        if self._vllm is not None:
+            self._vllm.version = None
 
     # ---------------------------------------------------------------- parts
 
     def _act(self, observations: Observation, seeds: NDArray[np.uint64], sampling: Sampling) -> Decision:
+        if self._vllm is not None:
+            return self._act_by_vllm(self._vllm, observations, seeds, sampling)
         count, parts = len(seeds), []
         write = self._write_tokens if self._head == "tokens" else self._denoise
         with torch.no_grad():
@@ -248,6 +257,54 @@ class AlpamayoPolicy:
                     prefix = self._model.extend(prefix, ids, valid)
                 parts.append(self._decision(written, *write(batch, prefix, seeds[rows], sampling)))
         return Decision.concatenate(parts).take(np.arange(count))
+
+    def _start_vllm(self, config: Config) -> VllmEngine:
+        architecture = self._model.architecture
+        return VllmEngine(
+            architecture,
+            self.processor,
+            dtype=self._model.vlm.dtype,
+            context=config.context,
+            pictures=len(config.cameras) * config.frames,
+            memory_share=config.vllm_memory_share,
+        )
+
+    def _act_by_vllm(
+        self, engine: VllmEngine, observations: Observation, seeds: NDArray[np.uint64], sampling: Sampling
+    ) -> Decision:
+        """All rows at once: vLLM batches by itself."""
+        if engine.version != self.version:
+            engine.use(merged(self.module), self.version)
+        count, pad = len(seeds), self._model.vlm.config.image_token_id
+        batches = [batch for _, batch in self._forwards(observations, count, pixels=False)]
+        read = torch.cat([batch.input_ids for batch in batches])[:count].tolist()
+        every = np.arange(count)
+        pictures, names = np.zeros((count, 0, 1, 1, 3), np.uint8), np.zeros((count, 0), np.uint64)
+        if self._cameras:
+            shown = (self._pictures(observations, every, name) for name in ("", "_frame_id"))
+            pictures, names = (array.reshape(count, -1, *array.shape[1:]) for array in shown)
+        prompts = [
+            Prompt(list(one_pad_each(ids, pad)), pictures[row], [f"{name:x}" if name else None for name in names[row]])
+            for row, ids in enumerate(read)
+        ]
+        written = None
+        if self._reasons:
+            stream = mix(seeds, np.uint64(TEXT_STREAM))
+            written = Written(*engine.write(prompts, stream, sampling, steps=self._reasons, stop_id=self._marker))
+            ids, valid, _ = self._closed(written.ids)
+            prompts = [prompt.then(row[seen].tolist()) for prompt, row, seen in zip(prompts, ids, valid, strict=True)]
+        first, bins = self._model.architecture.first_id, self._model.architecture.future_bins
+        ids, log_prob = engine.write(prompts, seeds, sampling, steps=self._steps, bins=bins)
+        history = {
+            name: torch.cat([getattr(batch, name) for batch in batches])[:count]
+            for name in ("history_xyz", "history_yaw")
+        }
+        path = self._model.decode_tokens(ids.to(self.device), replace(batches[0], **history))
+        plan = torch.cat([path.xy, path.yaw[..., None]], -1)
+        decision = self._decision(written, plan, log_prob, {"tokens": (ids - first).numpy()})
+        if sampling.mode == "mean":
+            decision.log_prob_mask[:] = False
+        return decision
 
     def _reason(self, prefix: Prefix, seeds: NDArray[np.uint64], sampling: Sampling) -> Written:
         done = complete(
@@ -481,8 +538,9 @@ class AlpamayoPolicy:
         if self._seen is not None:
             pictures, frame_ids = (self._pictures(observations, rows, name) for name in ("", "_frame_id"))
             shown = frame_ids.reshape(len(rows), -1)
-            # Frames without an id are told apart by their row.
-            words = np.concatenate([words, shown, np.where((shown == 0).any(1), rows + 1, 0)[:, None]], 1)
+            # Frames without an id are told apart by their row; all of one type, or ids are rounded.
+            unknown = np.where((shown == 0).any(1), rows + 1, 0).astype(np.uint64)
+            words = np.concatenate([words, shown, unknown[:, None]], 1)
         _, first, which = np.unique(words, axis=0, return_index=True, return_inverse=True)
         several = len(first) < len(rows)
         if not several:

@@ -49,7 +49,7 @@ class VisionCache:
         A frame id of 0 says nothing of a picture, which is then seen again; other ids name one picture for good.
         """
         if version != self._version:
-            self._place.clear()
+            self.forget()
             self._version = version
         ids = frame_ids.tolist()
         if len(ids) > self.capacity:
@@ -72,6 +72,10 @@ class VisionCache:
         assert self._pool is not None
         rows = self._pool[torch.tensor(where, device=self._pool.device)]
         return rows[:, 0].flatten(0, 1), [rows[:, 1 + k].flatten(0, 1) for k in range(rows.shape[1] - 1)]
+
+    def forget(self) -> None:
+        """Keep nothing: the weights are others."""
+        self._place.clear()
 
     def _look(self, pictures: NDArray[np.uint8]) -> Tensor:
         """Features [M,1+deep,n,W]."""
