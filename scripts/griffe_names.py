@@ -1,4 +1,4 @@
-"""For the site's reference: an attribute's line may name several (`low, high: of the ratio`); griffe knows one a line."""
+"""For the site's reference: an attribute's line may name several (`low, high: of it`); griffe knows one a line."""
 
 from __future__ import annotations
 
