@@ -29,5 +29,6 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Point what links to README.md at the front page."""
+    """Point what links to README.md at the front page, and write a pipe in code as Python's Markdown reads it."""
+    markdown = re.sub(r"`[^`\n]+`", lambda code: code[0].replace("\\|", "|"), markdown)
     return re.sub(r"\]\((?:\.\./)+README\.md", "](" + "../" * page.file.src_uri.count("/") + "index.md", markdown)

@@ -212,7 +212,7 @@ SMALL = (
     *("dataset.train_scenes=4", "dataset.val_scenes=2", "dataset.test_scenes=3", "expected_valid_steps=6"),
     *("rollout.slots=8", "rollout.group_size=2", "rollout.scenes_per_step=2", "trainer.updates=1", "trainer.epochs=1"),
     *("trainer.warm_start.epochs=1", "trainer.warm_start.drives_per_scene=1", "trainer.drives_per_scene=1"),
-    *("evaluation.bootstrap=100", "evaluation.every_updates=0", "evaluation.videos=false", "evaluation.samples=2"),
+    *("evaluation.bootstrap=100", "evaluation.every_updates=0", "evaluation.videos=false"),
     *("evaluation.references=false", "rollout.groups=2"),
 )
 FILLED_IN = {
