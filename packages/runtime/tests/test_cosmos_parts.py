@@ -241,6 +241,16 @@ def test_stale_drives_are_counted_and_drives_of_the_future_refused():
         fresh_enough([at_version(lesson, 11)], 10, 4)
 
 
+def test_a_step_of_stale_drives_alone_says_so():
+    config = configure()
+    policy = policy_of(config)
+    lessons = [at_version(lesson, 3) for lesson in lessons_of(config, policy)]
+    policy.version = 9
+    optimiser = torch.optim.Adam(policy.module.parameters())
+    with pytest.raises(WeightsError, match="all 8 drives of step 10 were decided by weights more than 1 steps old"):
+        learn(config, policy, optimiser, lessons, 10)
+
+
 def test_a_drive_through_which_weights_changed_counts_as_its_oldest():
     config = configure()
     lesson = lessons_of(config, policy_of(config))[0]
