@@ -439,7 +439,8 @@ REDIS = "bind 0.0.0.0\nport 12800\nprotected-mode no\ndir /opt\n"
 
 def test_redis_listens_to_this_machine_alone_and_asks_for_a_password(tmp_path):
     text = redis_text(REDIS, tmp_path, "secret", everywhere=False)
-    assert text == f"bind 127.0.0.1\nport 12800\nprotected-mode yes\ndir {tmp_path}\n\nrequirepass secret\n"
+    own = f"bind 127.0.0.1\nport 12800\nprotected-mode yes\ndir {tmp_path}\n"
+    assert text == f"{own}\npidfile {tmp_path}/redis.pid\nrequirepass secret\n"
     assert "bind 0.0.0.0\n" in redis_text(REDIS, tmp_path, "secret", everywhere=True)
     with pytest.raises(RuntimeError, match="0 lines"):
         redis_text("port 1\n", tmp_path, None, everywhere=False)

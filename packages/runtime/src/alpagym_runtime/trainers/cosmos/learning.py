@@ -166,8 +166,8 @@ def learn(
     taken = team.added({"episodes_stale": float(outdated), "episodes_trained": float(len(fresh))})
     if not taken["episodes_trained"]:
         raise WeightsError(
-            f"all {taken['episodes_stale']:.0f} drives of step {step} were decided by weights more than {allowed} steps "
-            "old: the rollouts get no new weights, or drive too far ahead"
+            f"all {taken['episodes_stale']:.0f} drives of step {step} were decided by weights more than {allowed} "
+            "steps old: the rollouts get no new weights, or drive too far ahead"
         )
     numbers = drive_numbers([lesson.driven.episode for lesson in fresh], policy.version, team)
     data = step_data(fresh, trainer)

@@ -23,7 +23,7 @@ from alpagym_runtime.errors import ConfigError
 from alpagym_runtime.files import write_json
 from alpagym_runtime.run_config import RunConfig
 from alpagym_runtime.trainers.cosmos.double import MAIL
-from alpagym_runtime.trainers.cosmos.housekeeping import LOOPBACK, owner_variables
+from alpagym_runtime.trainers.cosmos.housekeeping import LOOPBACK, end_redis, owner_variables
 from alpagym_runtime.trainers.cosmos.journal import Journal, Worker
 from alpagym_runtime.trainers.cosmos.monitor import STATUS, Logs, Seen, plain
 from alpagym_runtime.trainers.cosmos.place import RUN
@@ -171,6 +171,7 @@ class Job:
         children, self._children = self._children, None
         if children is not None:
             children.close(grace_s)
+            end_redis(self._folder)
         self._tell()
         shutil.rmtree(self._folder / "mail", ignore_errors=True)
 
