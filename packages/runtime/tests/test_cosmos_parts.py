@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -25,6 +27,7 @@ from alpagym_runtime.trainers.cosmos.journal import Journal, Presence, Step
 from alpagym_runtime.trainers.cosmos.learning import Lesson, fresh_enough, learn, loop_config, rate_share, step_data
 from alpagym_runtime.trainers.cosmos.parcels import receive, send
 from alpagym_runtime.trainers.cosmos.prompts import Prompts, number_of
+from alpagym_runtime.trainers.cosmos.replicas import Replicas
 from alpagym_runtime.trainers.cosmos.tables import cosmos_config, to_toml
 from alpagym_runtime.trainers.grpo.advantages import group_advantages
 from alpagym_runtime.trainers.scenes import scenes_of_step
@@ -453,9 +456,6 @@ def test_the_stand_in_carries_tensors_between_ranks_in_order(tmp_path):
     one, two = Mail(tmp_path), Mail(tmp_path)
     uid = one.create_nccl_uid()
     assert len(uid) == 128
-    (tmp_path / "early").mkdir()
-    import threading
-
     joined = []
     thread = threading.Thread(target=lambda: joined.append(two.create_nccl_comm(uid, 1, 2)))
     thread.start()
@@ -470,6 +470,48 @@ def test_the_stand_in_carries_tensors_between_ranks_in_order(tmp_path):
     assert got.tolist() == [2.0] * 3
     with pytest.raises(RuntimeError, match="waited 0.05 s for rank 0"):
         two.nccl_recv(got, 0, joined[0], timeout_ms=50)
+
+
+class Communicator:
+    """As Cosmos-RL's between policy replicas."""
+
+    def __init__(self, mail, uid, rank):
+        self._mail, self._rank = mail, rank
+        self._comm = mail.create_nccl_comm(uid, rank, 2)
+
+    def get_replica_rank(self, name):
+        return self._rank
+
+    def world_size(self):
+        return 2
+
+    def allreduce(self, sendbuff, recvbuff, op):
+        self._mail.nccl_allreduce(sendbuff, recvbuff, op, self._comm)
+
+
+def test_two_policy_replicas_learn_as_one_that_has_all_drives(tmp_path):
+    config = configure()
+    alone = policy_of(config)
+    lessons = lessons_of(config, alone)
+    optimiser = torch.optim.SGD(alone.module.parameters(), lr=0.1)
+    expected = learn(config, alone, optimiser, lessons, 1)
+
+    uid, results = Mail(tmp_path).create_nccl_uid(), {}
+    shares = [[*lessons[:3]], [*lessons[3:]]]
+
+    def replica(rank):
+        policy = policy_of(config)
+        team = Replicas(Communicator(Mail(tmp_path), uid, rank), "replica", torch.device("cpu"))
+        own = torch.optim.SGD(policy.module.parameters(), lr=0.1)
+        results[rank] = policy, learn(config, policy, own, shares[rank], 1, team=team)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(replica, (0, 1)))
+    for policy, numbers in results.values():
+        for one, other in zip(policy.module.parameters(), alone.module.parameters(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+        for name in ("reward", "decisions_kept", "episodes_trained", "loss", "gradient_norm"):
+            assert numbers[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6)
 
 
 def test_the_config_of_a_run_with_cosmos_is_read_back(tmp_path):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from cosmos_rl.policy.model.base import IdentityWeightMapper
 from cosmos_rl.policy.trainer.base import Trainer, TrainerRegistry
 from cosmos_rl.utils.checkpoint import CheckpointMananger
@@ -21,42 +20,10 @@ from alpagym_runtime.trainers.cosmos.digests import Digests
 from alpagym_runtime.trainers.cosmos.journal import Journal, Presence, Step
 from alpagym_runtime.trainers.cosmos.learning import DTYPES, Lesson, learn, rate_share
 from alpagym_runtime.trainers.cosmos.place import device_of, run_of
+from alpagym_runtime.trainers.cosmos.replicas import Replicas
 from alpagym_runtime.trainers.cosmos.tables import FOLDER, INITIAL, TRAINER
 from alpagym_runtime.trainers.run import build_policy
-from alpagym_runtime.trainers.team import ALONE, Team
-
-
-class Replicas(Team):
-    """The policy replicas of a job as a team; what they exchange goes through Cosmos-RL's communicator."""
-
-    def __init__(self, communicator: Any, replica: str, device: torch.device) -> None:
-        super().__init__(communicator.get_replica_rank(replica), communicator.world_size())
-        self._communicator, self._device = communicator, device
-
-    def _exchange(self, message: bytes, room: int) -> list[bytes]:
-        # There is no gather: each adds its row to zeros.
-        rows = torch.zeros((self.size, room), dtype=torch.float32, device=self._device)
-        own = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-        rows[self.rank, : len(message)] = own.to(self._device, torch.float32)
-        return [row.to(torch.uint8).cpu().numpy().tobytes() for row in self._sum(rows)]
-
-    def add_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Replace each gradient by its sum over the replicas; one that a replica lacks counts as 0."""
-        trained = [p for p in parameters if p.requires_grad]
-        for parameter in trained:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
-        total = self._sum(torch.cat([gradient.reshape(-1).float() for gradient in gradients]))
-        for gradient, part in zip(gradients, total.split([g.numel() for g in gradients]), strict=True):
-            gradient.copy_(part.reshape(gradient.shape))
-
-    def _sum(self, tensor: Tensor) -> Tensor:
-        total = torch.empty_like(tensor)
-        self._communicator.allreduce(tensor, total, dist.ReduceOp.SUM)
-        if tensor.is_cuda:
-            torch.cuda.synchronize(tensor.device)
-        return total
+from alpagym_runtime.trainers.team import ALONE
 
 
 @TrainerRegistry.register(TRAINER, allow_override=True)
