@@ -35,7 +35,7 @@ WORDS = (
     *("evaluation.bootstrap=100", "evaluation.every_updates=0", "checkpoint.every_updates=3", "logging=console"),
     *("cosmos.device=cpu", "cosmos.train.train_batch_per_replica=8", "cosmos.train.optm_lr=0.01"),
     *("cosmos.train.param_dtype=float32", "cosmos.train.max_num_steps=6", "cosmos.train.epoch=100"),
-    *("cosmos.train.train_policy.mini_batch=2", "cosmos.watchdog_s=600", "cosmos.register_timeout_s=900"),
+    *("cosmos.train.train_policy.mini_batch=2", "cosmos.watchdog_s=600", "cosmos.register_timeout_s=1500"),
 )
 COLOCATED = ("cosmos.mode=colocated", "cosmos.train.train_policy.on_policy=true", "cosmos.rollout.batch_size=2")
 

@@ -19,7 +19,8 @@ from alpagym_runtime.rollouts.collector import Collector
 from alpagym_runtime.run_config import from_mapping
 from alpagym_runtime.testing.examples import assert_same
 from alpagym_runtime.testing.toy_config import ToyConfig
-from alpagym_runtime.trainers.cosmos.digests import Digests, WeightsError, digest
+from alpagym_runtime.trainers.checkpoints import load_weights
+from alpagym_runtime.trainers.cosmos.digests import Digests, WeightsError, digest, refuse_buffers
 from alpagym_runtime.trainers.cosmos.double import Mail
 from alpagym_runtime.trainers.cosmos.groups import Driven, Groups, credited
 from alpagym_runtime.trainers.cosmos.housekeeping import redis_text
@@ -348,6 +349,18 @@ def test_a_digest_survives_the_cast_to_bfloat16_and_one_changed_bit_does_not():
     assert digest(weights.items()) != digest(cast.items())
 
 
+def test_running_statistics_are_refused_and_tied_weights_and_constants_are_not(tmp_path):
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    module[1].weight = module[0].weight
+    module.register_buffer("table", torch.ones(3), persistent=False)
+    refuse_buffers(module)
+    (tmp_path / "cosmos").mkdir()
+    Journal(tmp_path).export(1, module.state_dict())
+    assert set(load_weights(Journal(tmp_path).exported(1))) == set(module.state_dict())
+    with pytest.raises(ConfigError, match=r"keeps 2.running_mean"):
+        refuse_buffers(torch.nn.Sequential(*module, torch.nn.BatchNorm1d(2)))
+
+
 # ---------------------------------------------------------------- journal
 
 
@@ -498,9 +511,10 @@ def test_two_policy_replicas_learn_as_one_that_has_all_drives(tmp_path):
 
     uid, results = Mail(tmp_path).create_nccl_uid(), {}
     shares = [[*lessons[:3]], [*lessons[3:]]]
+    policies = [policy_of(config), policy_of(config)]  # not in threads: they draw from torch's own generator
 
     def replica(rank):
-        policy = policy_of(config)
+        policy = policies[rank]
         team = Replicas(Communicator(Mail(tmp_path), uid, rank), "replica", torch.device("cpu"))
         own = torch.optim.SGD(policy.module.parameters(), lr=0.1)
         results[rank] = policy, learn(config, policy, own, shares[rank], 1, team=team)

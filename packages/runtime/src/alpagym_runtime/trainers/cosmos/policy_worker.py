@@ -14,9 +14,8 @@ from cosmos_rl.policy.trainer.base import Trainer, TrainerRegistry
 from cosmos_rl.utils.checkpoint import CheckpointMananger
 from torch import Tensor
 
-from alpagym_runtime.errors import ConfigError
 from alpagym_runtime.trainers.checkpoints import load_weights
-from alpagym_runtime.trainers.cosmos.digests import Digests
+from alpagym_runtime.trainers.cosmos.digests import Digests, refuse_buffers
 from alpagym_runtime.trainers.cosmos.journal import Journal, Presence, Step
 from alpagym_runtime.trainers.cosmos.learning import DTYPES, Lesson, learn, rate_share
 from alpagym_runtime.trainers.cosmos.place import device_of, run_of
@@ -39,13 +38,7 @@ class AlpagymTrainer(Trainer):  # type: ignore[misc]
         policy = self._policy = build_policy(self._run, str(self.device))
         policy.load(load_weights(self._directory / FOLDER / INITIAL), 0)
         policy.module.to(DTYPES[cosmos.train.master_dtype])
-        loose = [name for name, _ in policy.module.named_buffers()]
-        if loose:
-            raise ConfigError(
-                f"the policy keeps {', '.join(loose[:3])} in buffers, which Cosmos-RL does not bring to rollouts; make "
-                "them parameters without gradient",
-                key="policy",
-            )
+        refuse_buffers(policy.module)
         self._reference = copy.deepcopy(policy.module) if cosmos.train.train_policy.kl_beta > 0.0 else None
         self.model = policy.module
         self.model.weight_mapper = self._mapper = IdentityWeightMapper(None)
@@ -125,7 +118,7 @@ class AlpagymTrainer(Trainer):  # type: ignore[misc]
                 self.save_checkpoint(
                     current_step, total_steps, remain_samples_num, is_final=current_step == total_steps
                 )
-            if do_save_checkpoint or self._wanted(current_step, total_steps):
+            elif self._wanted(current_step, total_steps):
                 self._journal.export(current_step, self.model.state_dict())
             self._journal.add(Step(current_step, total_steps, seconds, numbers))
         loss = float(numbers.get("loss", 0.0))
@@ -147,7 +140,8 @@ class AlpagymTrainer(Trainer):  # type: ignore[misc]
     def save_checkpoint(
         self, current_step: int, total_steps: int, remain_samples_num: int, *, is_final: bool = False
     ) -> None:
-        """Everything that training goes on from."""
+        """Everything that training goes on from; the weights alone for the run's own process."""
+        self._journal.export(current_step, self.model.state_dict())
         self.ckpt_manager.save_checkpoint(
             model=self.model,
             optimizer=self.optimizer,

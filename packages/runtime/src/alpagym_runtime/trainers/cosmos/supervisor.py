@@ -126,7 +126,7 @@ class Job:
                     if worker.failure:
                         self._fail(f"{name} ended: {worker.failure}", worker.role)
                 codes = ", ".join(f"process {pid} with code {code}" for pid, code in seen.died.items())
-                self._fail(f"a worker has died ({', '.join(gone) or codes})", (gone or ["rollout"])[0].split("-")[0])
+                self._fail(f"a worker has died ({', '.join(gone) or codes})", (gone or ["policy"])[0].split("-")[0])
             if not self._everybody:
                 self._everybody = self._registered(workers, now_s)
                 self._progress_s = now_s
