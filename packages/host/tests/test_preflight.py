@@ -320,3 +320,20 @@ def test_a_team_that_cannot_be_is_named(words, key, remedy):
 
 def test_a_team_on_cpus_needs_nothing():
     assert not found("policy=waypoint_actors", "topology.processes=2")
+
+
+def test_cosmos_names_what_its_workers_cannot_do(good_tools):
+    words = ("trainer=cosmos", "rollout.group_size=8", "cosmos.device=cpu")
+    assert set(found(*words)) == {"trainer"}  # the extra is missing
+    assert found(*words, "transport=nccl")["transport"].remedy == "transport=disk"
+    assert (
+        "more of n_init_replicas"
+        in found(*words, "cosmos.policy.parallelism.dp_shard_size=2")["cosmos.policy.parallelism.dp_shard_size"].remedy
+    )
+    # 10 episodes a step are not whole groups of 8; 16 are.
+    problem = found(*words, "cosmos.train.train_batch_per_replica=10")["cosmos.train.train_batch_per_replica"]
+    assert "10 × 1 policy replicas = 10 episodes" in problem.message
+    assert problem.remedy == "cosmos.train.train_batch_per_replica=16"
+    # 12 × 2 = 24 are three groups.
+    two = "cosmos.policy.parallelism.n_init_replicas=2"
+    assert "cosmos.train.train_batch_per_replica" not in found(*words, two, "cosmos.train.train_batch_per_replica=12")
