@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The recipe's name for a process of `trainer=cosmos reward=pai_joint`: `cosmos-rl --config recipe.toml alpamayo_cosmos_rl_post_training_reasoning_entry.py`."""
+"""The recipe's entry script for Cosmos-RL's launcher: a process of `trainer=cosmos reward=pai_joint`."""
 
 from __future__ import annotations
 

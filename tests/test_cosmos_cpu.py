@@ -35,7 +35,7 @@ WORDS = (
     *("evaluation.bootstrap=100", "evaluation.every_updates=0", "checkpoint.every_updates=3", "logging=console"),
     *("cosmos.device=cpu", "cosmos.train.train_batch_per_replica=8", "cosmos.train.optm_lr=0.01"),
     *("cosmos.train.param_dtype=float32", "cosmos.train.max_num_steps=6", "cosmos.train.epoch=100"),
-    *("cosmos.train.train_policy.mini_batch=2", "cosmos.watchdog_s=600", "cosmos.register_timeout_s=900"),
+    *("cosmos.train.train_policy.mini_batch=2", "cosmos.watchdog_s=600", "cosmos.register_timeout_s=1500"),
 )
 COLOCATED = ("cosmos.mode=colocated", "cosmos.train.train_policy.on_policy=true", "cosmos.rollout.batch_size=2")
 
@@ -214,15 +214,17 @@ def test_controller_and_redis_are_for_this_machine_alone_and_end_with_their_owne
     run = tmp_path / "run"
     process = begin(run, *COLOCATED, "cosmos.train.max_num_steps=100000", "cosmos.train.epoch=100000")
     wait_for_step(run, process, 1)
-    mine = {child.pid for child in left_behind(run)}
+    redis_pid = int((run / "cosmos" / "redis.pid").read_text())
+    controllers = [child.pid for child in left_behind(run) if "--port" in child.cmdline() and "python" in child.name()]
     listening = [
-        connection.laddr.ip
+        connection.laddr
         for connection in psutil.net_connections("tcp")
-        if connection.status == psutil.CONN_LISTEN and connection.pid in mine and connection.laddr.port in (8000, 12800)
+        if connection.status == psutil.CONN_LISTEN and connection.pid in {redis_pid, *controllers}
     ]
     assert listening
-    assert set(listening) == {"127.0.0.1"}
-    with socket.create_connection(("127.0.0.1", 12800), timeout=5.0) as connection:
+    assert {address.ip for address in listening} == {"127.0.0.1"}
+    (redis,) = [a.port for a in listening if a.port >= 12800]
+    with socket.create_connection(("127.0.0.1", redis), timeout=5.0) as connection:
         connection.sendall(b"PING\r\n")
         assert connection.recv(64).startswith(b"-NOAUTH")
     process.kill()  # the run's own process: nothing is left to take the job down
@@ -231,6 +233,7 @@ def test_controller_and_redis_are_for_this_machine_alone_and_end_with_their_owne
     while left_behind(run) and time.monotonic() < end_s:
         time.sleep(0.5)
     assert left_behind(run) == []
+    assert not psutil.pid_exists(redis_pid)
 
 
 def test_every_key_that_we_write_is_one_of_cosmos(tmp_path):

@@ -363,3 +363,23 @@ def test_closed_loop_training_is_planned_for_80_gb(good_tools, tmp_path):
     assert "gradients and moments 5" in found(*words, "learner.lora=null")["policy.rows"].message
     good_tools("nvidia-smi", "echo '0, GPU-0a, NVIDIA A100-SXM4-40GB, 40960, 570.1'")
     assert "the smallest has 42.9 GB" in found(*words)["policy.rows"].message
+
+
+# ---------------------------------------------------------------- Cosmos-RL
+
+
+def test_cosmos_names_what_its_workers_cannot_do(good_tools):
+    words = ("trainer=cosmos", "rollout.group_size=8", "cosmos.device=cpu")
+    assert set(found(*words)) == {"trainer"}  # the extra is missing
+    assert found(*words, "transport=nccl")["transport"].remedy == "transport=disk"
+    assert (
+        "more of n_init_replicas"
+        in found(*words, "cosmos.policy.parallelism.dp_shard_size=2")["cosmos.policy.parallelism.dp_shard_size"].remedy
+    )
+    # 10 episodes a step are not whole groups of 8; 16 are.
+    problem = found(*words, "cosmos.train.train_batch_per_replica=10")["cosmos.train.train_batch_per_replica"]
+    assert "10 × 1 policy replicas = 10 episodes" in problem.message
+    assert problem.remedy == "cosmos.train.train_batch_per_replica=16"
+    # 12 × 2 = 24 are three groups.
+    two = "cosmos.policy.parallelism.n_init_replicas=2"
+    assert "cosmos.train.train_batch_per_replica" not in found(*words, two, "cosmos.train.train_batch_per_replica=12")

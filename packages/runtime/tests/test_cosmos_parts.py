@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +19,8 @@ from alpagym_runtime.rollouts.collector import Collector
 from alpagym_runtime.run_config import from_mapping
 from alpagym_runtime.testing.examples import assert_same
 from alpagym_runtime.testing.toy_config import ToyConfig
-from alpagym_runtime.trainers.cosmos.digests import Digests, WeightsError, digest
+from alpagym_runtime.trainers.checkpoints import load_weights
+from alpagym_runtime.trainers.cosmos.digests import Digests, WeightsError, digest, refuse_buffers
 from alpagym_runtime.trainers.cosmos.double import Mail
 from alpagym_runtime.trainers.cosmos.groups import Driven, Groups, credited
 from alpagym_runtime.trainers.cosmos.housekeeping import redis_text
@@ -25,6 +28,7 @@ from alpagym_runtime.trainers.cosmos.journal import Journal, Presence, Step
 from alpagym_runtime.trainers.cosmos.learning import Lesson, fresh_enough, learn, loop_config, rate_share, step_data
 from alpagym_runtime.trainers.cosmos.parcels import receive, send
 from alpagym_runtime.trainers.cosmos.prompts import Prompts, number_of
+from alpagym_runtime.trainers.cosmos.replicas import Replicas
 from alpagym_runtime.trainers.cosmos.tables import cosmos_config, to_toml
 from alpagym_runtime.trainers.grpo.advantages import group_advantages
 from alpagym_runtime.trainers.scenes import scenes_of_step
@@ -241,6 +245,16 @@ def test_stale_drives_are_counted_and_drives_of_the_future_refused():
         fresh_enough([at_version(lesson, 11)], 10, 4)
 
 
+def test_a_step_of_stale_drives_alone_says_so():
+    config = configure()
+    policy = policy_of(config)
+    lessons = [at_version(lesson, 3) for lesson in lessons_of(config, policy)]
+    policy.version = 9
+    optimiser = torch.optim.Adam(policy.module.parameters())
+    with pytest.raises(WeightsError, match="all 8 drives of step 10 were decided by weights more than 1 steps old"):
+        learn(config, policy, optimiser, lessons, 10)
+
+
 def test_a_drive_through_which_weights_changed_counts_as_its_oldest():
     config = configure()
     lesson = lessons_of(config, policy_of(config))[0]
@@ -333,6 +347,18 @@ def test_a_digest_survives_the_cast_to_bfloat16_and_one_changed_bit_does_not():
     assert digest(weights.items()) == digest(reversed(list(cast.items())))
     cast["a"][3, 3] *= 1.01
     assert digest(weights.items()) != digest(cast.items())
+
+
+def test_running_statistics_are_refused_and_tied_weights_and_constants_are_not(tmp_path):
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    module[1].weight = module[0].weight
+    module.register_buffer("table", torch.ones(3), persistent=False)
+    refuse_buffers(module)
+    (tmp_path / "cosmos").mkdir()
+    Journal(tmp_path).export(1, module.state_dict())
+    assert set(load_weights(Journal(tmp_path).exported(1))) == set(module.state_dict())
+    with pytest.raises(ConfigError, match=r"keeps 2.running_mean"):
+        refuse_buffers(torch.nn.Sequential(*module, torch.nn.BatchNorm1d(2)))
 
 
 # ---------------------------------------------------------------- journal
@@ -429,7 +455,8 @@ REDIS = "bind 0.0.0.0\nport 12800\nprotected-mode no\ndir /opt\n"
 
 def test_redis_listens_to_this_machine_alone_and_asks_for_a_password(tmp_path):
     text = redis_text(REDIS, tmp_path, "secret", everywhere=False)
-    assert text == f"bind 127.0.0.1\nport 12800\nprotected-mode yes\ndir {tmp_path}\n\nrequirepass secret\n"
+    own = f"bind 127.0.0.1\nport 12800\nprotected-mode yes\ndir {tmp_path}\n"
+    assert text == f"{own}\npidfile {tmp_path}/redis.pid\nrequirepass secret\n"
     assert "bind 0.0.0.0\n" in redis_text(REDIS, tmp_path, "secret", everywhere=True)
     with pytest.raises(RuntimeError, match="0 lines"):
         redis_text("port 1\n", tmp_path, None, everywhere=False)
@@ -442,9 +469,6 @@ def test_the_stand_in_carries_tensors_between_ranks_in_order(tmp_path):
     one, two = Mail(tmp_path), Mail(tmp_path)
     uid = one.create_nccl_uid()
     assert len(uid) == 128
-    (tmp_path / "early").mkdir()
-    import threading
-
     joined = []
     thread = threading.Thread(target=lambda: joined.append(two.create_nccl_comm(uid, 1, 2)))
     thread.start()
@@ -459,6 +483,49 @@ def test_the_stand_in_carries_tensors_between_ranks_in_order(tmp_path):
     assert got.tolist() == [2.0] * 3
     with pytest.raises(RuntimeError, match="waited 0.05 s for rank 0"):
         two.nccl_recv(got, 0, joined[0], timeout_ms=50)
+
+
+class Communicator:
+    """As Cosmos-RL's between policy replicas."""
+
+    def __init__(self, mail, uid, rank):
+        self._mail, self._rank = mail, rank
+        self._comm = mail.create_nccl_comm(uid, rank, 2)
+
+    def get_replica_rank(self, name):
+        return self._rank
+
+    def world_size(self):
+        return 2
+
+    def allreduce(self, sendbuff, recvbuff, op):
+        self._mail.nccl_allreduce(sendbuff, recvbuff, op, self._comm)
+
+
+def test_two_policy_replicas_learn_as_one_that_has_all_drives(tmp_path):
+    config = configure()
+    alone = policy_of(config)
+    lessons = lessons_of(config, alone)
+    optimiser = torch.optim.SGD(alone.module.parameters(), lr=0.1)
+    expected = learn(config, alone, optimiser, lessons, 1)
+
+    uid, results = Mail(tmp_path).create_nccl_uid(), {}
+    shares = [[*lessons[:3]], [*lessons[3:]]]
+    policies = [policy_of(config), policy_of(config)]  # not in threads: they draw from torch's own generator
+
+    def replica(rank):
+        policy = policies[rank]
+        team = Replicas(Communicator(Mail(tmp_path), uid, rank), "replica", torch.device("cpu"))
+        own = torch.optim.SGD(policy.module.parameters(), lr=0.1)
+        results[rank] = policy, learn(config, policy, own, shares[rank], 1, team=team)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(replica, (0, 1)))
+    for policy, numbers in results.values():
+        for one, other in zip(policy.module.parameters(), alone.module.parameters(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+        for name in ("reward", "decisions_kept", "episodes_trained", "loss", "gradient_norm"):
+            assert numbers[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6)
 
 
 def test_the_config_of_a_run_with_cosmos_is_read_back(tmp_path):

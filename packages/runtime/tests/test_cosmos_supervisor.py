@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import pytest
 
 from alpagym_plugins import ConfigError
 from alpagym_runtime.run_config import from_mapping
+from alpagym_runtime.trainers.cosmos.housekeeping import end_redis
 from alpagym_runtime.trainers.cosmos.journal import Journal
 from alpagym_runtime.trainers.cosmos.monitor import Seen, signs
 from alpagym_runtime.trainers.cosmos.supervisor import Job, JobError, launch_command, newest_checkpoint
@@ -195,6 +197,23 @@ def test_a_worker_ends_when_the_process_that_it_works_for_is_gone(tmp_path):
     pid = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
     psutil.Process(pid).wait(timeout=30) if psutil.pid_exists(pid) else None
     assert not psutil.pid_exists(pid)
+
+
+def test_a_redis_that_outlived_its_controller_is_found_by_its_file(tools, tmp_path):
+    program = tools / "redis-server"
+    program.unlink()
+    shutil.copy(shutil.which("sleep"), program)
+    orphan, other = (subprocess.Popen([name, "60"]) for name in (str(program), "sleep"))
+    try:
+        for process, ends in ((orphan, True), (other, False)):
+            (tmp_path / "redis.pid").write_text(f"{process.pid}\n")
+            end_redis(tmp_path)
+            assert (process.poll() is not None) == ends  # not any process that has the number
+            assert not (tmp_path / "redis.pid").exists()
+    finally:
+        for process in (orphan, other):
+            process.kill()
+            process.wait()
 
 
 def test_the_command_line_names_replicas_and_where_things_go(tmp_path):

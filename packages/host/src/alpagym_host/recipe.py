@@ -1,6 +1,6 @@
 """The Alpamayo recipe's RL configs and entry scripts, as thin fronts of `trainer=cosmos`.
 
-    cosmos-rl --config recipe.toml --policy 1 --rollout 1 --log-dir DIR scripts/alpamayo_cosmos_rl_post_training_entry.py
+    cosmos-rl --config recipe.toml --policy 1 --rollout 1 scripts/alpamayo_cosmos_rl_post_training_entry.py
 
 The TOML is translated to the words of `alpagym train`, a run directory is made below its `train.output_dir`, and every
 process plays its part from there. A key that means nothing here is named, not passed over.

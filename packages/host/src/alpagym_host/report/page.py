@@ -103,11 +103,12 @@ def _run(run: RunData, letter: str, colour: str) -> dict[str, Any]:
             "CPU time": f"{summary['cpu_s']:.0f} s",
             "peak memory": f"{summary['peak_rss_bytes'] / 1e9:.2f} GB",
             **_workers(summary),
-            **({} if run.cosmos is None else {f"Cosmos-RL: {what}": text for what, text in run.cosmos.lines}),
             "config hash": summary["config_hash"],
             "processor": summary["cpu"],
             "versions": ", ".join(f"{name} {version}" for name, version in summary["versions"].items()),
         }
+    if run.cosmos is not None:
+        facts |= {f"Cosmos-RL: {what}": text for what, text in run.cosmos.lines}
     return {
         "letter": letter,
         "colour": colour,

@@ -364,13 +364,9 @@ def _fits(config: RunConfig) -> Iterator[Problem]:
                 )
     if config.rollout.group_size < 2:
         yield Problem("rollout.group_size", config.rollout.group_size, "a group compares at least two", "…=2")
-    if config.transport.type == "nccl":
-        yield Problem(
-            "transport",
-            "nccl",
-            "episodes of Cosmos-RL's workers pass through files or the machine's memory",
-            "transport=disk",
-        )
+    if config.transport.type not in ("memory", "disk"):
+        why = "a drive must outlive the rollout worker that made it, so it passes through a file"
+        yield Problem("transport", config.transport.type, why, "transport=disk")
     if config.has_workers:
         why = "Cosmos-RL's rollout replicas drive; it starts them itself"
         yield Problem("rollout.workers", config.rollout.workers, why, "rollout.workers=0")

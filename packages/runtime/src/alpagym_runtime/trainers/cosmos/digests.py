@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from alpagym_plugins import ConfigError
 from alpagym_runtime.files import replacing
 from alpagym_runtime.trainers.cosmos.tables import FOLDER
 
@@ -39,6 +40,25 @@ def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
     values = torch.stack([value.cpu() for _, value in sums]).tolist() if sums else []
     text = json.dumps(sorted((name, value) for (name, _), value in zip(sums, values, strict=True)))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def refuse_buffers(module: torch.nn.Module) -> None:
+    """Refuse a policy with state that Cosmos-RL does not bring to rollouts, such as running means.
+
+    What is no parameter and is not saved either is a function of the config, the same in every process.
+
+    Raises:
+        ConfigError: names some of it.
+
+    """
+    known = {parameter.data_ptr() for parameter in module.parameters()}
+    loose = [n for n, value in module.state_dict().items() if value.numel() and value.data_ptr() not in known]
+    if loose:
+        raise ConfigError(
+            f"the policy keeps {', '.join(loose[:3])} in buffers, which Cosmos-RL does not bring to rollouts; make "
+            "them parameters without gradient",
+            key="policy",
+        )
 
 
 class Digests:

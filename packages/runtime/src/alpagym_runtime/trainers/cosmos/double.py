@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import os
 import sys
 import threading
@@ -96,31 +97,41 @@ class Mail:
         """A name for a group, 128 numbers as NCCL's."""
         return list(uuid.uuid4().bytes * 8)
 
-    def create_nccl_comm(self, uid: Sequence[int], rank: int, size: int, timeout_ms: int | None = None) -> int:
+    def create_nccl_comm(
+        self, uid_chars: Sequence[int], rank: int, world_size: int, timeout_ms: int | None = None
+    ) -> int:
         """Join a group; returns when all have."""
-        folder = self._folder / hashlib.sha256(bytes(int(part) & 255 for part in uid)).hexdigest()[:16]
+        name = hashlib.sha256(bytes(int(part) & 255 for part in uid_chars)).hexdigest()[:16]
+        folder = self._folder / name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"joined_{rank}").touch()
-        self._wait(lambda: all((folder / f"joined_{r}").exists() for r in range(size)), timeout_ms, f"{size} to join")
+        joined = [folder / f"joined_{other}" for other in range(world_size)]
+        self._wait(lambda: all(path.exists() for path in joined), timeout_ms, f"{world_size} to join")
         with self._lock:
             self._made += 1
-            self._groups[self._made] = folder, rank, size
+            self._groups[self._made] = folder, rank, world_size
             return self._made
 
-    def nccl_send(self, tensor: Tensor, peer: int, comm: int, *args: Any, **kwargs: Any) -> None:
+    def nccl_send(self, tensor: Tensor, peer: int, comm_idx: int, *args: Any, **kwargs: Any) -> None:
         """Leave a tensor for another of a group."""
-        folder, rank, _ = self._groups[comm]
-        path = folder / f"{rank}_{peer}_{self._next(comm, 'to', peer)}"
+        folder, rank, _ = self._groups[comm_idx]
+        path = folder / f"{rank}_{peer}_{self._next(comm_idx, 'to', peer)}"
         temporary = path.with_name(f".{path.name}")
         temporary.write_bytes(save({"": tensor.detach().contiguous().clone()}))
         temporary.replace(path)
 
     def nccl_recv(
-        self, tensor: Tensor, peer: int, comm: int, stream: Any = None, timeout_ms: int | None = None
+        self,
+        tensor: Tensor,
+        peer: int,
+        comm_idx: int,
+        stream: Any = None,
+        timeout_ms: int | None = None,
+        **kwargs: Any,
     ) -> None:
         """Take what another of a group left."""
-        folder, rank, _ = self._groups[comm]
-        path = folder / f"{peer}_{rank}_{self._next(comm, 'from', peer)}"
+        folder, rank, _ = self._groups[comm_idx]
+        path = folder / f"{peer}_{rank}_{self._next(comm_idx, 'from', peer)}"
         self._wait(path.exists, timeout_ms, f"rank {peer}")
         found = load(path.read_bytes())[""]
         path.unlink()
@@ -128,67 +139,67 @@ class Mail:
             tensor.copy_((found if found.dtype == tensor.dtype else found.view(tensor.dtype)).reshape(tensor.shape))
 
     def nccl_broadcast(
-        self, tensor: Tensor, rank: int, comm: int, stream: Any = None, timeout_ms: int | None = None
+        self, tensor: Tensor, rank: int, comm_idx: int, stream: Any = None, timeout_ms: int | None = None
     ) -> None:
         """Give one's tensor to all others."""
-        _, own, size = self._groups[comm]
+        _, own, size = self._groups[comm_idx]
         if own != rank:
-            self.nccl_recv(tensor, rank, comm, timeout_ms=timeout_ms)
+            self.nccl_recv(tensor, rank, comm_idx, timeout_ms=timeout_ms)
             return
         for peer in range(size):
             if peer != rank:
-                self.nccl_send(tensor, peer, comm)
+                self.nccl_send(tensor, peer, comm_idx)
 
     def nccl_allreduce(
         self,
         sendbuff: Tensor,
         recvbuff: Tensor,
         op: Any,
-        comm: int,
+        comm_idx: int,
         stream: Any = None,
         timeout_ms: int | None = None,
     ) -> None:
         """The sum, or the mean, over a group; in the order of ranks, so that all get the same bits."""
-        _, own, size = self._groups[comm]
+        _, own, size = self._groups[comm_idx]
         for peer in range(size):
             if peer != own:
-                self.nccl_send(sendbuff, peer, comm)
+                self.nccl_send(sendbuff, peer, comm_idx)
         total = torch.zeros_like(sendbuff)
         part = torch.empty_like(sendbuff)
         for peer in range(size):
             if peer == own:
                 total += sendbuff
             else:
-                self.nccl_recv(part, peer, comm, timeout_ms=timeout_ms)
+                self.nccl_recv(part, peer, comm_idx, timeout_ms=timeout_ms)
                 total += part
         recvbuff.copy_(total / size if "AVG" in str(op) else total)
 
     @contextlib.contextmanager
-    def nccl_group(self, comm: int, timeout_ms: int | None = None) -> Iterator[None]:
+    def nccl_group(self, comm_idx: int, timeout_ms: int | None = None) -> Iterator[None]:
         """Messages of a group go as they come."""
         yield
 
-    def nccl_abort(self, comm: int) -> None:
+    def nccl_abort(self, comm_idx: int) -> None:
         """Leave a group."""
-        self._groups.pop(comm, None)
+        self._groups.pop(comm_idx, None)
 
     def nccl_abort_all(self) -> int:
         """Leave all groups; how many failed to end."""
         self._groups.clear()
         return 0
 
-    def nccl_comm_is_registered(self, comm: int) -> bool:
+    def nccl_comm_is_registered(self, comm_idx: int) -> bool:
         """Whether this process is in a group."""
-        return comm in self._groups
+        return comm_idx in self._groups
 
-    def get_nccl_comm_nranks(self, comm: int) -> int:
+    def get_nccl_comm_nranks(self, comm_idx: int) -> int:
         """How many are in a group."""
-        return self._groups[comm][2]
+        return self._groups[comm_idx][2]
 
-    def _next(self, comm: int, way: str, peer: int) -> int:
+    def _next(self, comm_idx: int, way: str, peer: int) -> int:
         with self._lock:
-            number = self._numbers[comm, way, peer]
-            self._numbers[comm, way, peer] = number + 1
+            number = self._numbers[comm_idx, way, peer]
+            self._numbers[comm_idx, way, peer] = number + 1
             return number
 
     @staticmethod
@@ -211,7 +222,7 @@ def install() -> None:
 
     mail = Mail(Path(os.environ[MAIL]))
     names = [name for name in dir(mail) if name.startswith(("nccl_", "create_nccl", "get_nccl"))]
-    by = {getattr(pynccl, name): getattr(mail, name) for name in names}
+    by = {getattr(pynccl, name): _same_parameters(getattr(pynccl, name), getattr(mail, name)) for name in names}
     by[distributed.init_distributed] = _init_distributed
     for module in list(sys.modules.values()):
         if not getattr(module, "__name__", "").startswith("cosmos_rl"):
@@ -229,6 +240,21 @@ def install() -> None:
         self.device = torch.device("cpu")
 
     base.runner_init = runner_init
+
+
+def _same_parameters(original: Any, stand_in: Any) -> Any:
+    """The stand-in, if it can be called as the original is.
+
+    Raises:
+        RuntimeError: names a parameter that it lacks.
+
+    """
+    taken = inspect.signature(stand_in).parameters
+    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+    lacking = [name for name in inspect.signature(original).parameters if name not in taken]
+    if lacking and not anything:
+        raise RuntimeError(f"the stand-in for {original.__name__} takes no {', '.join(lacking)}")
+    return stand_in
 
 
 def _init_distributed(cpu_enabled: bool = True) -> None:

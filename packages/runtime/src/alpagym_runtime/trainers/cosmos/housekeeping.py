@@ -20,6 +20,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
+
 from alpagym_runtime.children import Identity
 from alpagym_runtime.trainers.cosmos.tables import FOLDER
 
@@ -30,6 +32,8 @@ SECRET = "ALPAGYM_COSMOS_SECRET"
 EVERYWHERE = "ALPAGYM_COSMOS_LISTEN"
 """The variable that opens controller and Redis to other machines; only where a job spans several nodes."""
 LOOPBACK = "127.0.0.1"
+REDIS_PID = "redis.pid"
+"""Below FOLDER: the number of the job's Redis, while it runs."""
 COMMAND_WAIT_MS = 50
 _LOOK_S = 1.0
 _GRACE_S = 10.0
@@ -87,7 +91,25 @@ def redis_text(text: str, folder: Path, secret: str | None, everywhere: bool) ->
             raise RuntimeError(
                 f"Cosmos-RL's configuration of Redis has {count} lines {pattern!r} where one is expected"
             )
-    return text + (f"\nrequirepass {secret}\n" if secret else "")
+    # It leaves its parent and writes over its environment: this file is how it is found again.
+    return text + f"\npidfile {folder / REDIS_PID}\n" + (f"requirepass {secret}\n" if secret else "")
+
+
+def end_redis(folder: Path) -> None:
+    """End a job's Redis that outlived its controller; no matter if there is none."""
+    path = folder / REDIS_PID
+    try:
+        process = psutil.Process(int(path.read_text()))
+        # The number may be another's by now; Redis wrote the file within seconds of its start.
+        ours = process.name().startswith("redis-server") and process.create_time() <= path.stat().st_mtime + 1.0
+        if ours:
+            process.terminate()
+            process.wait(timeout=_GRACE_S)
+    except psutil.TimeoutExpired:
+        process.kill()
+    except (OSError, ValueError, psutil.Error):
+        pass
+    path.unlink(missing_ok=True)
 
 
 def end_with_owner() -> None:

@@ -111,7 +111,8 @@ class Journal:
         place = self._export(step)
         temporary = place.with_name(f".{place.name}-{os.getpid()}")
         temporary.mkdir(parents=True, exist_ok=True)
-        tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in weights.items()}
+        # Copies: weights that are tied share their memory, of which safetensors takes none.
+        tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in weights.items()}
         save_file(tensors, temporary / "model.safetensors")
         shutil.rmtree(place, ignore_errors=True)
         temporary.replace(place)

@@ -161,10 +161,17 @@ def learn(
     assert isinstance(trainer, CosmosTrainerConfig)
     allowed = 0 if cosmos.train.train_policy.on_policy else cosmos.train.train_policy.allowed_outdated_steps
     # Between two syncs rollouts fall behind by nobody's fault.
-    fresh, outdated = fresh_enough(lessons, policy.version, allowed + cosmos.train.sync_weight_interval - 1)
+    allowed += cosmos.train.sync_weight_interval - 1
+    fresh, outdated = fresh_enough(lessons, policy.version, allowed)
+    taken = team.added({"episodes_stale": float(outdated), "episodes_trained": float(len(fresh))})
+    if not taken["episodes_trained"]:
+        raise WeightsError(
+            f"all {taken['episodes_stale']:.0f} drives of step {step} were decided by weights more than {allowed} "
+            "steps old: the rollouts get no new weights, or drive too far ahead"
+        )
     numbers = drive_numbers([lesson.driven.episode for lesson in fresh], policy.version, team)
     data = step_data(fresh, trainer)
-    totals = team.added(data.counts | {"episodes_stale": float(outdated), "episodes_trained": float(len(fresh))})
+    totals = taken | team.added(data.counts)
     numbers |= totals | {"groups_collapsed": _collapsed(fresh)}
     if totals["decisions_kept"]:
         options = loop_config(cosmos, trainer, int(totals["episodes_trained"]), int(totals["decisions_kept"]))

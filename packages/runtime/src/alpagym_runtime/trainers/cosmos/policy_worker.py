@@ -5,58 +5,24 @@ from __future__ import annotations
 import copy
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from cosmos_rl.policy.model.base import IdentityWeightMapper
 from cosmos_rl.policy.trainer.base import Trainer, TrainerRegistry
 from cosmos_rl.utils.checkpoint import CheckpointMananger
 from torch import Tensor
 
-from alpagym_runtime.errors import ConfigError
 from alpagym_runtime.trainers.checkpoints import load_weights
-from alpagym_runtime.trainers.cosmos.digests import Digests
+from alpagym_runtime.trainers.cosmos.digests import Digests, refuse_buffers
 from alpagym_runtime.trainers.cosmos.journal import Journal, Presence, Step
 from alpagym_runtime.trainers.cosmos.learning import DTYPES, Lesson, learn, rate_share
 from alpagym_runtime.trainers.cosmos.place import device_of, run_of
+from alpagym_runtime.trainers.cosmos.replicas import Replicas
 from alpagym_runtime.trainers.cosmos.tables import FOLDER, INITIAL, TRAINER
 from alpagym_runtime.trainers.run import build_policy
-from alpagym_runtime.trainers.team import ALONE, Team
-
-
-class Replicas(Team):
-    """The policy replicas of a job as a team; what they exchange goes through Cosmos-RL's communicator."""
-
-    def __init__(self, communicator: Any, replica: str, device: torch.device) -> None:
-        super().__init__(communicator.get_replica_rank(replica), communicator.world_size())
-        self._communicator, self._device = communicator, device
-
-    def _exchange(self, message: bytes, room: int) -> list[bytes]:
-        # There is no gather: each adds its row to zeros.
-        rows = torch.zeros((self.size, room), dtype=torch.float32, device=self._device)
-        own = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-        rows[self.rank, : len(message)] = own.to(self._device, torch.float32)
-        return [row.to(torch.uint8).cpu().numpy().tobytes() for row in self._sum(rows)]
-
-    def add_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Replace each gradient by its sum over the replicas; one that a replica lacks counts as 0."""
-        trained = [p for p in parameters if p.requires_grad]
-        for parameter in trained:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
-        total = self._sum(torch.cat([gradient.reshape(-1).float() for gradient in gradients]))
-        for gradient, part in zip(gradients, total.split([g.numel() for g in gradients]), strict=True):
-            gradient.copy_(part.reshape(gradient.shape))
-
-    def _sum(self, tensor: Tensor) -> Tensor:
-        total = torch.empty_like(tensor)
-        self._communicator.allreduce(tensor, total, dist.ReduceOp.SUM)
-        if tensor.is_cuda:
-            torch.cuda.synchronize(tensor.device)
-        return total
+from alpagym_runtime.trainers.team import ALONE
 
 
 @TrainerRegistry.register(TRAINER, allow_override=True)
@@ -72,13 +38,7 @@ class AlpagymTrainer(Trainer):  # type: ignore[misc]
         policy = self._policy = build_policy(self._run, str(self.device))
         policy.load(load_weights(self._directory / FOLDER / INITIAL), 0)
         policy.module.to(DTYPES[cosmos.train.master_dtype])
-        loose = [name for name, _ in policy.module.named_buffers()]
-        if loose:
-            raise ConfigError(
-                f"the policy keeps {', '.join(loose[:3])} in buffers, which Cosmos-RL does not bring to rollouts; make "
-                "them parameters without gradient",
-                key="policy",
-            )
+        refuse_buffers(policy.module)
         self._reference = copy.deepcopy(policy.module) if cosmos.train.train_policy.kl_beta > 0.0 else None
         self.model = policy.module
         self.model.weight_mapper = self._mapper = IdentityWeightMapper(None)
@@ -158,7 +118,7 @@ class AlpagymTrainer(Trainer):  # type: ignore[misc]
                 self.save_checkpoint(
                     current_step, total_steps, remain_samples_num, is_final=current_step == total_steps
                 )
-            if do_save_checkpoint or self._wanted(current_step, total_steps):
+            elif self._wanted(current_step, total_steps):
                 self._journal.export(current_step, self.model.state_dict())
             self._journal.add(Step(current_step, total_steps, seconds, numbers))
         loss = float(numbers.get("loss", 0.0))
@@ -180,7 +140,8 @@ class AlpagymTrainer(Trainer):  # type: ignore[misc]
     def save_checkpoint(
         self, current_step: int, total_steps: int, remain_samples_num: int, *, is_final: bool = False
     ) -> None:
-        """Everything that training goes on from."""
+        """Everything that training goes on from; the weights alone for the run's own process."""
+        self._journal.export(current_step, self.model.state_dict())
         self.ckpt_manager.save_checkpoint(
             model=self.model,
             optimizer=self.optimizer,

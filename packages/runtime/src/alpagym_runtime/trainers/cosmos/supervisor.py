@@ -23,7 +23,7 @@ from alpagym_runtime.errors import ConfigError
 from alpagym_runtime.files import write_json
 from alpagym_runtime.run_config import RunConfig
 from alpagym_runtime.trainers.cosmos.double import MAIL
-from alpagym_runtime.trainers.cosmos.housekeeping import LOOPBACK, owner_variables
+from alpagym_runtime.trainers.cosmos.housekeeping import LOOPBACK, end_redis, owner_variables
 from alpagym_runtime.trainers.cosmos.journal import Journal, Worker
 from alpagym_runtime.trainers.cosmos.monitor import STATUS, Logs, Seen, plain
 from alpagym_runtime.trainers.cosmos.place import RUN
@@ -126,7 +126,7 @@ class Job:
                     if worker.failure:
                         self._fail(f"{name} ended: {worker.failure}", worker.role)
                 codes = ", ".join(f"process {pid} with code {code}" for pid, code in seen.died.items())
-                self._fail(f"a worker has died ({', '.join(gone) or codes})", (gone or ["rollout"])[0].split("-")[0])
+                self._fail(f"a worker has died ({', '.join(gone) or codes})", (gone or ["policy"])[0].split("-")[0])
             if not self._everybody:
                 self._everybody = self._registered(workers, now_s)
                 self._progress_s = now_s
@@ -171,6 +171,7 @@ class Job:
         children, self._children = self._children, None
         if children is not None:
             children.close(grace_s)
+            end_redis(self._folder)
         self._tell()
         shutil.rmtree(self._folder / "mail", ignore_errors=True)
 

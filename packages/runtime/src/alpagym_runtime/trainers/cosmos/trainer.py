@@ -111,6 +111,10 @@ class CosmosTrainer:
             for step in journal.steps(done):
                 with contextlib.suppress(StopTraining):
                     self._take(run, journal, step, blank)
+        # What the run keeps now are the weights that the job goes on from.
+        newest = newest_checkpoint(run.directory)
+        if (weights := journal.exported(newest)) is not None:
+            load_into(run.policy, load_weights(weights), newest, str(weights))
 
 
 def prepare(run: Run) -> int:
@@ -127,7 +131,7 @@ def prepare(run: Run) -> int:
         from safetensors.torch import save_file
 
         state = run.policy.module.state_dict()
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, initial)
+        save_file({name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()}, initial)
     prompts = Prompts(run.config, run.core("train", run.policy.spec, scenes=0).spec.scenes)
     prompts.write(run.directory)
     total = len(prompts) * run.config.rollout.group_size // cosmos.global_batch
