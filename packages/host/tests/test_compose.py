@@ -60,7 +60,9 @@ PRESETS = sorted(
     for path in ROOT.glob(f"{folder}/*/*.yaml")
 )
 # What a preset cannot know.
-MORE = {f"dataset={source}": ["dataset.path=recordings"] for source in ("commonroad", "files", "pai")}
+RECORDED = [f"dataset={source}" for source in ("commonroad", "files", "pai", "pai_reasoning")]
+RECORDED += [f"experiment=pai_{flow}" for flow in ("sft_stage1", "sft_stage2", "rl_motion", "rl_joint")]
+MORE = {choice: ["dataset.path=recordings"] for choice in RECORDED}
 
 
 @pytest.mark.parametrize("choice", PRESETS)

@@ -197,3 +197,15 @@ def test_a_warm_start_that_is_no_better_than_fresh_weights_is_sick():
 def test_the_end_of_imitation_is_read_from_its_losses(losses, title):
     rows = [{"stage": "imitation", "validation_loss": loss} for loss in losses]
     assert title in titles({}, [], rows)
+
+
+@pytest.mark.parametrize(
+    ("last", "title"),
+    [((-0.21, 1.34), "Reward rises, distance falls"), ((-0.30, 1.70), "Reward and distance do not improve together")],
+)
+def test_drawn_plans_are_judged_by_reward_and_distance(last, title):
+    # Ten updates: the first fifth are two rows, the last fifth two.
+    rows = [update(reward=-0.28, **{"open_loop/ade_m": 1.66})] * 8
+    rows += [update(reward=last[0], **{"open_loop/ade_m": last[1]})] * 2
+    (found,) = [sign for sign in signs({}, [], rows) if sign.title == title]
+    assert f"reward -0.280 to {last[0]:.3f}, distance 1.66 m to {last[1]:.2f} m" in found.text

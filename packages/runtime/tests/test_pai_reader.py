@@ -132,6 +132,14 @@ def test_splits_that_overlap_are_an_error_unless_allowed():
     assert data.samples("train") == data.samples("val")
 
 
+def test_a_handful_of_clips_is_every_split():
+    data = dataset(every_split=True, chunk_ids="0")
+    assert data.samples("train") == data.samples("val") == data.samples("test")
+    assert len(data.samples("test")) == 3
+    with pytest.raises(ConfigError, match="train_chunks.*means nothing beside every_split"):
+        dataset(every_split=True, train_chunks="0")
+
+
 def test_a_chunk_that_is_not_on_disk_is_found_before_the_first_batch(tmp_path):
     tree = copy_of_tree(tmp_path / "tree")
     (tree / "labels/egomotion/egomotion.chunk_0001.zip").unlink()

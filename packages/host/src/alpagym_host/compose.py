@@ -14,8 +14,9 @@ import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from alpagym_plugins import ConfigError, ConfigErrors, entries, load, names, nearest
@@ -40,6 +41,7 @@ def compose(overrides: Sequence[str], base: RunConfig | None = None) -> RunConfi
 
     Args:
         overrides: `group=choice`, `key.path=value`, `~key.path`; of two that set the same key, the later one holds.
+            `experiment=DIR/experiment/NAME.yaml` is a file of the user's own.
             A value of a text key is taken as typed; quotes around it are removed, `null` is no text.
         base: start from this config in place of the defaults; a group choice then replaces its whole section.
 
@@ -48,8 +50,8 @@ def compose(overrides: Sequence[str], base: RunConfig | None = None) -> RunConfi
         PluginError: a section's `type` is not installed or fails to import.
 
     """
-    parsed = [_parse(text) for text in overrides]
-    with _Groups() as groups:
+    parsed, folders = _own_experiments([_parse(text) for text in overrides])
+    with _Groups(folders) as groups:
         chosen, values = _sort(parsed, groups)
         if base is None:
             data = groups.compose(chosen)
@@ -108,6 +110,22 @@ def _parse(text: str) -> _Override:
     if match is None or (match["equals"] is None) != (match["sign"] == "~"):
         raise ConfigError(f"{text!r} is no override; write group=choice, key.path=value, or ~key.path to delete")
     return _Override(text, match["key"], match["value"])
+
+
+def _own_experiments(overrides: Sequence[_Override]) -> tuple[list[_Override], list[str]]:
+    """Files given as `experiment=….yaml` become names in folders that are searched too; those folders."""
+    out, folders = [], []
+    for override in overrides:
+        if override.key == "experiment" and (override.value or "").endswith(".yaml"):
+            file = Path(_unquote(override.value or "")).expanduser().absolute()
+            if not file.is_file():
+                raise ConfigError(f"{file} does not exist", key="experiment")
+            if file.parent.name != "experiment":
+                raise ConfigError(f"{file} must lie in a folder named 'experiment', as presets do", key="experiment")
+            folders.append(str(file.parent.parent))
+            override = replace(override, value=file.stem)
+        out.append(override)
+    return out, folders
 
 
 def _sort(overrides: Sequence[_Override], groups: _Groups) -> tuple[dict[str, str], list[_Override]]:
@@ -341,6 +359,7 @@ def _resolve(data: dict[str, Any]) -> dict[str, Any]:
 class _Groups:
     """Hydra's groups over all installed packages of YAML, for the length of a `with` block."""
 
+    folders: Sequence[str] = ()
     names: list[str] = field(default_factory=list)
     _search: str = ""
     _packages: list[str] = field(default_factory=list)
@@ -353,7 +372,8 @@ class _Groups:
 
         others = self._config_packages()
         self._packages = [CONFIG_MODULE, *others]
-        quoted = ",".join(f"'pkg://{name}'" for name in others)
+        places = [*(f"pkg://{name}" for name in others), *(f"file://{folder}" for folder in self.folders)]
+        quoted = ",".join(f"'{place}'" for place in places)
         self._search = f"hydra.searchpath=[{quoted}]"
         # A program around us may use Hydra for itself; leaving the context restores its state.
         self._outer = GlobalHydra.instance().hydra
@@ -387,6 +407,9 @@ class _Groups:
             raise ConfigError(f"no {choice!r}; there are: {', '.join(known) or 'none'}{hint}{broken}", key=group)
         file = f"{group}/{choice}.yaml"
         holders = [package for package in self._packages if resources.files(package).joinpath(file).is_file()]
+        own = [folder for folder in self.folders if (Path(folder) / file).is_file()]
+        if holders and own:
+            raise ConfigError(f"{own[0]}/{file} has the name of a preset of {holders[0]}; rename it", key=group)
         if len(holders) > 1:
             raise ConfigError(
                 f"{group}/{choice} is in two packages: {' and '.join(holders)}; uninstall one of them", key=group

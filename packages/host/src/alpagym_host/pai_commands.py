@@ -1,6 +1,7 @@
 """The commands `alpagym pai …`: get the PhysicalAI-AV dataset, look at it, check it, or make a synthetic one.
 
-`download` and `curate` take the flags of the published scripts, lists of several words included.
+`download` and `curate` take the flags of the published scripts, lists of several words included; `setup` asks what the
+published skills ask.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import typer
 from alpagym_plugins import ConfigError
 
 pai = typer.Typer(
-    help="The PhysicalAI-AV dataset: download, curate, check, show; make a synthetic one.", no_args_is_help=True
+    help="The PhysicalAI-AV dataset: set a flow up, download, curate, check, show; make a synthetic one.",
+    no_args_is_help=True,
 )
 
 LISTS = ("--chunk-ids", "--camera", "--calibration", "--labels", "--lidar", "--radar", "--reasoning", "--chunk", "-c")
@@ -44,6 +46,13 @@ def spread(args: list[str]) -> list[str]:
         else:
             out.append(word)
     return out
+
+
+class Flow(StrEnum):
+    """Which open-loop flow."""
+
+    RL = "rl"
+    SFT = "sft"
 
 
 class TextKey(StrEnum):
@@ -204,6 +213,53 @@ def _section(path: Path, clip_index: str, chunk_ids: Names, reasoning: Names) ->
         key_frame="events" if table else "default",
         skip_bad=bool(table),
     )
+
+
+@pai.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def setup(
+    context: typer.Context,
+    flow: Annotated[Flow, typer.Argument(help="rl: GRPO of the language model; sft: the two stages.")],
+    out: Annotated[Path, typer.Option("--out", help="Where the experiments go.", metavar="DIR")] = Path("pai_setup"),
+    ask: Annotated[bool, typer.Option("--ask/--no-ask", help="Ask for what no flag or variable answers.")] = True,
+) -> None:
+    """Ask what an open-loop flow needs (flags: --reward joint --clips 16 …), write its experiments and its commands.
+
+    Each question's flag and variable of the environment are shown with it; `--no-ask` lists those without an answer.
+    """
+    import os
+
+    from alpagym_host import pai_setup
+
+    if "--questions" in context.args:
+        for question in pai_setup.FLOWS[flow.value]:
+            default = "" if question.default is None else f", default {question.default or 'none'}"
+            print(f"--{question.name:14} ${question.variable}: {question.text}{default}")
+        return
+    someone = _answer_to if ask and sys.stdin.isatty() else None
+    answers = pai_setup.answer(flow.value, _flags(context.args), os.environ, someone)
+    made = pai_setup.write(flow.value, answers, out)
+    print("\n".join(pai_setup.steps(flow.value, answers, out.expanduser().absolute())))
+    print("\n".join(f"# written: {path}" for path in made), file=sys.stderr)
+
+
+def _flags(arguments: list[str]) -> dict[str, str]:
+    """`--name value` and `--name=value` as a mapping."""
+    out: dict[str, str] = {}
+    rest = list(arguments)
+    while rest:
+        name, joined, value = rest.pop(0).partition("=")
+        if not name.startswith("--") or (not joined and not rest):
+            raise ConfigError("must be --name value", key=name)
+        out[name.removeprefix("--")] = value if joined else rest.pop(0)
+    return out
+
+
+def _answer_to(question: Any) -> str | None:
+    """What the user types; empty takes the default."""
+    hint = f" [{'/'.join(question.choices)}]" if question.choices else ""
+    prompt = f"{question.text}{hint} (--{question.name}, ${question.variable})"
+    answer: str = typer.prompt(prompt, default=question.default or "", show_default=bool(question.default))
+    return answer
 
 
 @pai.command("make-synthetic", cls=_Lists)

@@ -278,7 +278,7 @@ def test_a_published_command_line_trains_goes_on_and_evaluates(training, tmp_pat
     more = (f"evaluate.eval_ckpt={checkpoint}", "evaluate.num_traj_samples=2", "evaluate.max_eval_steps=1")
     more += ("trainer.per_device_eval_batch_size=1",)
     with pytest.raises(SystemExit) as ended:
-        evaluate.main(["--config-name", "sft_stage1", *given(training, tmp_path, *few, *more)])
+        evaluate.main(["--config-name", "sft_stage1", *given(training, tmp_path, *few, *more)[2:]])  # no base, no train
     assert ended.value.code == 0
     said = capsys.readouterr().out
     assert "val/count 1\n" in said

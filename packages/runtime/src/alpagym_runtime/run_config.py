@@ -58,6 +58,7 @@ class DatasetSection:
         chunk_ids: only clips of these chunks: 3 | 0-3 (the end is excluded) | a list; null takes all.
         train_chunks, val_chunks, test_chunks: chunks that make up a split; null takes the index's own column.
         allow_overlap: clips may be in train and in another split; else that is an error.
+        every_split: all clips are in every split: to learn a few by heart, and to measure on them.
         reasoning: the table of reasoning, relative to `path`; null reads none.
         key_frame: default (`key_frame_us` of each clip) | events (those of the reasoning table).
         key_frame_us: the default key frame, clip-relative.
@@ -81,6 +82,7 @@ class DatasetSection:
     val_chunks: Any = None
     test_chunks: Any = None
     allow_overlap: bool = False
+    every_split: bool = False
     reasoning: str | None = None
     key_frame: str = "default"
     key_frame_us: int = 5_100_000
@@ -102,6 +104,8 @@ class DatasetSection:
             raise ConfigError("pai needs the dataset's folder: dataset.path=DIR", key="path")
         for key in ("chunk_ids", "train_chunks", "val_chunks", "test_chunks"):
             parse_chunks(getattr(self, key), key)
+            if self.every_split and key != "chunk_ids" and getattr(self, key) is not None:
+                raise ConfigError("means nothing beside every_split=true; use chunk_ids", key=key)
         check_choice("key_frame", self.key_frame, ("default", "events"))
         check_choice("events", self.events, ("all", "first"))
         check_range("key_frame_us", self.key_frame_us, minimum=0, maximum=20_000_000)

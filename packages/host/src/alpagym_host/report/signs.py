@@ -60,7 +60,7 @@ def signs(
         found += _cheats(evaluations, references)
     grpo = [row for row in training if "kl" in row or "groups" in row]
     if grpo:
-        found += [*_updates(grpo), *_groups(grpo)]
+        found += [*_updates(grpo), *_groups(grpo), *_open_loop(grpo)]
     imitation = [row for row in training if "validation_loss" in row]
     if imitation:
         found += [_imitation(imitation)]
@@ -263,6 +263,23 @@ def _groups(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sign]:
     lost, groups = _values(rows, "void").sum(), _values(rows, "groups").sum()
     if lost:
         yield Sign("watch", "Training lost episodes", f"{lost:.0f} void episodes in {groups:.0f} groups.")
+
+
+def _open_loop(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sign]:
+    """Whether reward and distance of drawn plans move the right way, first against last fifth."""
+    reward, ade = (
+        _values([row for row in rows if "open_loop/ade_m" in row], name) for name in ("reward", "open_loop/ade_m")
+    )
+    part = len(ade) // 5
+    if not part:
+        return
+    means = [float(values[cut].mean()) for values in (reward, ade) for cut in (slice(part), slice(-part, None))]
+    text = f"Drawn plans: reward {means[0]:.3f} to {means[1]:.3f}, distance {means[2]:.2f} m to {means[3]:.2f} m."
+    if means[1] > means[0] and means[3] < means[2]:
+        yield Sign("good", "Reward rises, distance falls", text)
+    else:
+        remedy = " Learn one sample by heart first: if that fails too, look at reward and data before settings."
+        yield Sign("watch", "Reward and distance do not improve together", text + remedy)
 
 
 def _imitation(rows: Sequence[Mapping[str, Any]]) -> Sign:

@@ -17,9 +17,7 @@ from alpagym_alpamayo_r1.architecture import RELEASE_1, load_architecture
 from alpagym_alpamayo_r1.config import CAMERA_NAMES
 from alpagym_plugins import ConfigError, nearest
 from alpagym_runtime.run_config import DatasetSection, RunConfig, build_section, from_mapping
-from alpagym_runtime.simulators.pai.clips import ClipIndex, PaiDataset
-from alpagym_runtime.simulators.pai.config import parse_chunks
-from alpagym_runtime.simulators.pai.tree import Tree
+from alpagym_runtime.simulators.pai.clips import PaiDataset
 
 RECIPES = ("sft_stage1", "sft_stage2")
 PLAN_TOKENS = 128
@@ -74,13 +72,14 @@ class Recipe:
         return {name: str(Path(path).expanduser()) for name, path in wanted.items()}
 
 
-def read_recipe(name: str, overrides: Sequence[str], folder: str | None = None) -> Recipe:
+def read_recipe(name: str, overrides: Sequence[str], folder: str | None = None, evaluating: bool = False) -> Recipe:
     """A recipe with overrides on top.
 
     Args:
         name: of a recipe, or of a YAML in `folder` whose `defaults` list names one.
         overrides: key=value, +key=value or ~key (null); values are YAML.
         folder: a folder or `pkg://package/folder` with YAML of the user's own.
+        evaluating: what only training reads may then be missing; of a checkpoint that is named, so may the base model.
 
     Raises:
         ConfigError: an unknown recipe or key, or ??? that was not given.
@@ -123,6 +122,11 @@ def read_recipe(name: str, overrides: Sequence[str], folder: str | None = None) 
             raise ConfigError("is the text 'None'; use null", key=key)
         else:
             OmegaConf.update(config, key, value, merge=False)
+    unread = {"data.train_dataset.local_dir"} if evaluating else set()
+    if evaluating and config.evaluate.eval_ckpt is not None:
+        unread |= {"model.checkpoint_path", "model.pretrained_model_name_or_path"}
+    for key in unread & set(OmegaConf.missing_keys(config)):
+        OmegaConf.update(config, key, None)
     missing = sorted(OmegaConf.missing_keys(config))
     if missing:
         raise ConfigError("must be given", key=missing[0])
@@ -238,26 +242,19 @@ def run_config(recipe: Recipe, *, evaluating: bool, device: str, processes: int)
 
 
 def _dataset(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Our section for one of the two published ones: its clips are all three splits."""
+    """Our section for one of the two published ones: chunks say which clips are meant, whatever the index's split."""
     events = not data["use_default_keyframe"]
     if events and data["reasoning_metadata"] is None:
         raise ConfigError(
             "is null, and use_default_keyframe=false takes the key frames from it", key="data.*.reasoning_metadata"
         )
-    chunks = data["chunk_ids"]
-    if chunks is None:
-        index = Tree(Path(data["local_dir"])).root / data["clip_index_metadata"]
-        chunks = sorted(set(ClipIndex.read(index).chunk.tolist()))
-    chunks = parse_chunks(chunks)
     return {
         "source": "pai",
         "path": str(Path(data["local_dir"]).expanduser()),
         "clip_index": data["clip_index_metadata"],
         "split": "val",
-        "train_chunks": chunks,
-        "val_chunks": chunks,
-        "test_chunks": chunks,
-        "allow_overlap": True,
+        "chunk_ids": data["chunk_ids"],
+        "every_split": True,
         "reasoning": data["reasoning_metadata"],
         "key_frame": "events" if events else "default",
         "events": "first",

@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
@@ -67,13 +66,11 @@ def start(work: Callable[[Recipe, Team, str], int], program: str, arguments: Seq
     options = parser.parse_args(arguments)
     code = 2
     try:
-        recipe = read_recipe(options.config_name, options.overrides, options.config_path)
+        recipe = read_recipe(options.config_name, options.overrides, options.config_path, evaluating)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         torch.set_num_threads(1)
         team = Team.join(device) if "RANK" in os.environ else ALONE
         _check_paths(team, recipe.paths(evaluating))
-        # Splits do not matter here: chunks say which clips are meant.
-        warnings.filterwarnings("ignore", message=r"\d+ clips are in train and in")
         if team.writes:
             for note in recipe.notes:
                 print(note, flush=True)

@@ -121,10 +121,11 @@ class _Store:
 
 @dataclass(frozen=True)
 class Pending:
-    """Episodes that were asked for: `wait` gives them, once; `cancel` wants them no more."""
+    """Episodes that were asked for: `wait` gives them, once; `ready` counts those that are there; `cancel` ends it."""
 
     wait: Callable[[], list[Episode]]
     cancel: Callable[[], None] = lambda: None
+    ready: Callable[[], int] = lambda: 0
 
 
 class Collects(Protocol):

@@ -218,7 +218,9 @@ class PoolCollector:
     def submit(self, requests: Sequence[EpisodeRequest], sampling: Sampling) -> Pending:
         """Begin, with the present weights, and return."""
         batch = self._submit(requests, sampling)
-        return Pending(partial(self._gather, batch, None), partial(self._pool.cancel, batch))
+        return Pending(
+            partial(self._gather, batch, None), partial(self._pool.cancel, batch), lambda: len(batch.arrived)
+        )
 
     def _submit(self, requests: Sequence[EpisodeRequest], sampling: Sampling) -> Batch:
         task = Task(self._world, sampling, noise_of(self._driver), self._keep_frames)

@@ -27,6 +27,7 @@ METRICS: dict[str, Metric] = {
     "drive/speed_ratio": Metric("distance driven over that of the recording in the same time"),
     "drive/standing_share": Metric("share of the time below 0.5 m/s"),
     "drive/weaving_per_s": Metric("changes between left and right turns", "1/s"),
+    "open_loop/": Metric("means over drawn plans: ade_m (distance to the recorded drive), comfort in [-1, 0]"),
     "ticks": Metric("decisions driven"),
     # what became of the episodes
     "void": Metric("episodes that the infrastructure failed"),
@@ -37,6 +38,7 @@ METRICS: dict[str, Metric] = {
     "episodes_failed": Metric("episodes given up after all retries"),
     "episodes_stale": Metric("episodes of weights that are older than trainer.max_lag allows"),
     "episodes_trained": Metric("episodes that Cosmos-RL handed to the policy replicas, the stale ones left out"),
+    "pending": Metric("episodes that are driven and wait to be trained on, where drives are made ahead"),
     # workers
     "workers/": Metric("alive: connected; restarts, lost: of workers and of episodes with them; queued: to be driven"),
     # groups and decisions

@@ -61,6 +61,11 @@ class Ahead:
             self._collector.counts["stale"] += stale
         return episodes
 
+    @property
+    def pending(self) -> int:
+        """Episodes that are driven and wait to be trained on."""
+        return sum(pending.ready() for pending in self._pending)
+
     def cancel(self) -> None:
         """Want no further steps."""
         for pending in self._pending:

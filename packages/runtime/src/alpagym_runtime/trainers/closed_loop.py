@@ -17,6 +17,7 @@ import torch
 from alpagym_runtime.random import mix_int
 from alpagym_runtime.trainers.ahead import Ahead
 from alpagym_runtime.trainers.closed_loop_config import ClosedLoopConfig
+from alpagym_runtime.trainers.health import Health
 from alpagym_runtime.trainers.metrics import drive_numbers
 from alpagym_runtime.trainers.scenes import scenes_of_step, spreads_of
 from alpagym_runtime.trainers.sft.trainer import SftTrainer
@@ -82,6 +83,7 @@ class ClosedLoopTrainer(ABC):
             return self._requests(run, core.spec.scenes, spreads, step), Sampling("sample", temperature, config.top_p)
 
         ahead = Ahead(run, collector, ask, (first, config.updates), 0 if config.on_policy else config.max_lag)
+        health = Health(run.reporter.note, ahead=not config.on_policy)
         for step in range(first, config.updates):
             run.check_stop()
             started = time.perf_counter()
@@ -106,6 +108,9 @@ class ClosedLoopTrainer(ABC):
             elif (why := self.nothing_learnt(counts)) is not None:
                 run.reporter.note(f"step {step + 1}: nothing to learn from: {why}")
             numbers |= {"seconds_drive": drove - started, "seconds_train": time.perf_counter() - drove}
+            if not config.on_policy:
+                numbers["pending"] = float(ahead.pending)
+            health.see(step + 1, numbers)
             if config.budget_s:
                 run.stage_state["spent_s"] = max(team.gather(spent_before + run.cpu_s - began))
             last = 0.0 < config.budget_s <= run.stage_state.get("spent_s", 0.0)

@@ -13,6 +13,7 @@ from alpagym_runtime.rollouts.statistics import RATES
 from alpagym_runtime.trainers.team import ALONE, Team
 from alpagym_runtime.types import Ended, Episode
 
+OPEN_LOOP = ("ade_m", "comfort")
 MANNER = ("drive/speed_ratio", "drive/standing_share", "drive/weaving_per_s")
 
 
@@ -52,6 +53,10 @@ def drive_numbers(episodes: Sequence[Episode], version: int, team: Team = ALONE)
         values = np.array([fact["manner"][name] for fact in good])
         if np.isfinite(values).any():
             numbers[name] = float(np.nanmean(values))
+    for name in OPEN_LOOP:
+        values = np.array([fact["open_loop"][name] for fact in good if name in fact["open_loop"]])
+        if len(values):
+            numbers[f"open_loop/{name}"] = float(values.mean())
     lags = [fact["lag"] for fact in good if fact["lag"] is not None]
     if lags:
         numbers["staleness_mean"] = sum(lag["sum"] for lag in lags) / sum(lag["count"] for lag in lags)
@@ -74,5 +79,6 @@ def _facts(episode: Episode, version: int) -> Mapping[str, Any]:
         "rates": {rate: episode.measures[name].aggregate() for rate, name in RATES.items() if name in episode.measures},
         "goal": episode.ended == Ended.GOAL,
         "manner": {name: float(manner[name]) for name in MANNER if name in manner},
+        "open_loop": {name: episode.measures[name].aggregate() for name in OPEN_LOOP if name in episode.measures},
         "lag": {"sum": int(lag.sum()), "count": len(lag), "max": int(lag.max())} if len(lag) else None,
     }

@@ -293,6 +293,8 @@ class PaiDataset:
     def _deal(self) -> dict[str, NDArray[np.bool_]]:
         """Rows of the index of each split. Chunks given for a split stand above the index's own column."""
         section, index = self.section, self.index
+        if section.every_split:
+            return {split: np.ones(len(index), bool) for split in SPLITS}
         chosen = {
             split: parse_chunks(getattr(section, f"{split}_chunks"), f"dataset.{split}_chunks") for split in SPLITS
         }
