@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import grpc
 import numpy as np
@@ -35,10 +35,12 @@ PLAN_STEPS, PLAN_STEP_US = 64, 100_000
 NOT_SENT = {"alpasim/scene_score", "alpasim/collision_at_fault"}
 """AlpaSim makes these of the others when it aggregates."""
 
-METHODS = ("start_session", "close_session", "submit_image_observation", "submit_egomotion_observation")
-METHODS += ("submit_route", "submit_recording_ground_truth", "drive")
+METHODS = (
+    *("start_session", "close_session", "drive", "submit_image_observation", "submit_egomotion_observation"),
+    *("submit_route", "submit_recording_ground_truth"),
+)
 
-Call = grpc.aio.UnaryUnaryCall
+Call: TypeAlias = grpc.aio.UnaryUnaryCall
 """It runs whether it is awaited or not, so several go out together without tasks of their own."""
 
 TIME_AGGREGATION = {"mean": 1, "median": 2, "max": 3, "min": 4, "last": 5}
