@@ -124,10 +124,10 @@ class SlurmCluster:
         self._start(name, [self._programs["slurmd"], "-D", "-N", name, "-d", self._programs["slurmstepd"]])
 
     def end_daemon(self, name: str) -> None:
-        """Kill a daemon: slurmctld, n1 or n2."""
+        """End a daemon in order: a slurmctld that is killed forgets jobs of the last seconds."""
         child = self._daemons.pop(name)
-        child.process.kill()
-        child.process.wait()
+        child.process.terminate()
+        child.process.wait(60)
 
     def _start(self, name: str, argv: list[str]) -> None:
         self._daemons[name] = self._children.start(
