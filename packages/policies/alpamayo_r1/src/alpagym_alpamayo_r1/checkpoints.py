@@ -284,11 +284,15 @@ def publish(run_directory: Path, policy: Any, *, write: bool) -> None:
     """
     if not write:
         return
+    for rest in run_directory.glob(".partial-*/"):
+        shutil.rmtree(rest)  # of a process that was killed
     steps = {int(place.name[5:]): place for place in (run_directory / "checkpoints").glob("step_" + "[0-9]" * 8)}
     there = {int(place.name[11:]): place for place in run_directory.glob("checkpoint-*") if place.name[11:].isdigit()}
-    for stale in there.keys() - steps.keys():
-        shutil.rmtree(there[stale])
-    for step in steps.keys() - there.keys():
+    # A run that goes on makes a step again: links and copies have the time of the file that they are of.
+    current = {step for step in there.keys() & steps.keys() if _made(there[step]) == _made(steps[step])}
+    for step in there.keys() - current:
+        shutil.rmtree(there[step])
+    for step in steps.keys() - current:
         temporary = Path(tempfile.mkdtemp(prefix=".partial-", dir=run_directory))
         write_json(temporary / "config.json", policy.module.architecture.raw)
         policy.processor.save(temporary)
@@ -305,6 +309,12 @@ def publish(run_directory: Path, policy: Any, *, write: bool) -> None:
             )
         temporary.chmod(0o755)
         temporary.replace(run_directory / f"checkpoint-{step}")
+
+
+def _made(folder: Path) -> tuple[int, int]:
+    """Size and time of a folder's weights."""
+    info = (folder / SINGLE).stat()
+    return info.st_size, info.st_mtime_ns
 
 
 def write_weights(directory: Path, model: AlpamayoModel, *, max_shard_bytes: int) -> None:
