@@ -32,7 +32,7 @@ from alpagym_runtime.trainers.cosmos.replicas import Replicas
 from alpagym_runtime.trainers.cosmos.tables import cosmos_config, to_toml
 from alpagym_runtime.trainers.grpo.advantages import group_advantages
 from alpagym_runtime.trainers.scenes import scenes_of_step
-from alpagym_runtime.transport.between import build_transport
+from alpagym_runtime.transport.between import build_transport, remove_leftovers
 from alpagym_runtime.types import Sampling
 
 SCENES = ("toy-0", "toy-1", "toy-2", "toy-3")
@@ -208,6 +208,15 @@ def test_a_drive_arrives_as_it_was_sent(tmp_path):
     policy.discard(handle)
     with pytest.raises(KeyError):
         receive(text, policy)
+
+
+def test_drives_that_nobody_took_go_with_the_job(tmp_path):
+    config = configure()
+    (members,) = drives(config, (0,))
+    send(credited(members, config.trainer.config)[0], build_transport(config, "trainer", tmp_path))
+    assert len(list((tmp_path / "transport").iterdir())) == 1
+    remove_leftovers(config, tmp_path)
+    assert list((tmp_path / "transport").iterdir()) == []
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"episode": "disk-0", "advantage_T": "%"}', 7])

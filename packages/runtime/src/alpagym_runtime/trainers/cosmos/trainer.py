@@ -24,6 +24,7 @@ from alpagym_runtime.trainers.cosmos.tables import FOLDER, INITIAL
 from alpagym_runtime.trainers.cosmos.version import require_version
 from alpagym_runtime.trainers.run import load_into
 from alpagym_runtime.trainers.sft.trainer import SftTrainer
+from alpagym_runtime.transport.between import remove_leftovers
 
 if TYPE_CHECKING:
     from alpagym_runtime.trainers.run import Run
@@ -81,6 +82,8 @@ class CosmosTrainer:
                 raise
             finally:
                 job.stop()
+                # Rollouts drive ahead: what they made last, nobody trains on.
+                remove_leftovers(run.config, directory)
 
     def _steps(self, run: Run, job: Job, journal: Journal, done: int, total: int) -> Iterator[Step]:
         """Steps of the job beyond `done`, as they come, to its end.
