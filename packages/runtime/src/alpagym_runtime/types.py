@@ -30,9 +30,15 @@ row identity) · `ego_history_mask` [N,H] bool · `ego_dynamics_rig` [N,7] f32 (
 yaw rate rad/s) · `route_rig` [N,R,2] f32 m, `route_mask` [N,R] · `actors_rig` [N,A,9] f32 (x, y, yaw, velocity x,
 velocity y, length, width, kind, signal state), `actors_mask` [N,A] · `camera_<name>` [N,K,h,w,3] u8,
 `camera_<name>_time_us` [N,K] i64, `camera_<name>_frame_id` [N,K] u64 · with the field `camera_rays`, each camera's
+<<<<<<< HEAD
 calibration: `camera_<name>_rays_rig` [N,9,16,3] f32 unit rays through a grid of its picture,
 `camera_<name>_rays_mask` [N,9,16] bool, and `camera_<name>_position_rig` [N,3] f32 m (see `cameras.ray_grid`) ·
 `carry_<name>` [N,...], what the policy gave on this slot's last tick, zeros at first.
+=======
+calibration: `camera_<name>_rays_rig` [N,9,16,3] f32 unit rays through a grid of its picture, `camera_<name>_rays_mask`
+[N,9,16] bool, and `camera_<name>_position_rig` [N,3] f32 m (see `cameras.ray_grid`) · `carry_<name>` [N,...], what the
+policy gave on this slot's last tick, zeros at first.
+>>>>>>> i14
 """
 
 Labels = dict[str, NDArray[Any]]
