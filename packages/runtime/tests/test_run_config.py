@@ -30,7 +30,7 @@ JUNK += [10**400, "1e3", "³", "1_0", "+-1", "../../x", "a\0b", "9" * 30]
 
 
 # Sections and mappings whose names are the user's own.
-FREE_NAMES = (("reward",), ("reward", "terms"), ("logging",), ("logging", "loggers"))
+FREE_NAMES = (("reward",), ("reward", "terms"), ("logging",), ("logging", "loggers"), ("deploy", "slurm", "env"))
 
 
 def leaves(data, above=()):

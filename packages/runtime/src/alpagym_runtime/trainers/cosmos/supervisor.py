@@ -107,8 +107,11 @@ class Job:
         now_s = time.monotonic()
         if step > self._step:
             self._step, self._progress_s = step, now_s
-        done = step >= total
         code = self._launcher.code
+        if code is not None:  # its last steps may be newer than what the caller knows
+            for made in self._journal.steps(step):
+                step, total = made.step, made.total
+        done = step >= total
         if code == 0 and done:
             return False
         if code is not None:
