@@ -190,7 +190,7 @@ def test_a_worker_ends_when_the_process_that_it_works_for_is_gone(tmp_path):
         "from alpagym_runtime.children import identify\n"
         "from alpagym_runtime.trainers.cosmos.housekeeping import owner_variables\n"
         "worker = 'import time\\nfrom alpagym_runtime.trainers.cosmos.housekeeping import end_with_owner\\n'\n"
-        "worker += 'end_with_owner()\\ntime.sleep(60)'\n"
+        'worker += \'import subprocess\\nsubprocess.Popen(["sleep", "60"])\\nend_with_owner()\\ntime.sleep(60)\'\n'
         "environment = {**os.environ, **owner_variables(identify(os.getpid()))}\n"
         "print(subprocess.Popen([sys.executable, '-c', worker], env=environment).pid)"
     )

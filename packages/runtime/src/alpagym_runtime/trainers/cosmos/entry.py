@@ -6,6 +6,7 @@ Cosmos-RL's launcher says in COSMOS_ROLE which part it plays. This module regist
 from __future__ import annotations
 
 from alpagym_runtime.trainers.cosmos.place import run_of
+from alpagym_runtime.trainers.cosmos.tables import FOLDER
 from alpagym_runtime.trainers.cosmos.version import require_version
 
 
@@ -21,7 +22,7 @@ def main() -> None:
 
     housekeeping.keep_to_this_machine(directory)
     housekeeping.read_commands_often()
-    housekeeping.end_with_owner()
+    housekeeping.end_with_owner(directory / FOLDER)
 
     from cosmos_rl.launcher.worker_entry import main as play
 

@@ -6,6 +6,7 @@ with its name.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -112,8 +113,11 @@ def end_redis(folder: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def end_with_owner() -> None:
-    """End this process when the one that it works for is gone, however that went; nothing happens on other machines."""
+def end_with_owner(folder: Path | None = None) -> None:
+    """End this process when the one that it works for is gone, however that went; nothing happens on other machines.
+
+    What it forked, and the Redis of `folder`, go first: neither notices by itself.
+    """
     text = os.environ.get(OWNER)
     if not text:
         return
@@ -122,7 +126,11 @@ def end_with_owner() -> None:
     def watch() -> None:
         while owner.alive:
             time.sleep(_LOOK_S)
-        # In order first: the controller takes its Redis along.
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                child.terminate()
+        if folder is not None:
+            end_redis(folder)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(_GRACE_S)
         os._exit(1)

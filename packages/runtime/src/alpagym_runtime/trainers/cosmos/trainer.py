@@ -38,6 +38,7 @@ class CosmosTrainer:
 
     def __init__(self, config: CosmosTrainerConfig) -> None:
         self._config = config
+        self._done = 0  # the last step of the job that is one of the run's
 
     def fit(self, run: Run) -> None:
         """Evaluate, warm start, evaluate, train, evaluate."""
@@ -56,19 +57,20 @@ class CosmosTrainer:
         journal, job = Journal(directory), Job(run.config, directory)
         # What the run keeps of the job has no optimiser: that is in the job's own checkpoints.
         blank = torch.optim.SGD(run.policy.module.parameters(), lr=0.0)
-        done = run.begin_stage(STAGE, total, "steps", blank)
+        self._done = run.begin_stage(STAGE, total, "steps", blank)
         left = cosmos.restarts
         while True:
             try:
                 newest = newest_checkpoint(directory)
                 journal.forget(newest)  # what is not in a checkpoint is made again
                 if newest >= total:
-                    for step in journal.steps(done):
+                    for step in journal.steps(self._done):
                         self._take(run, journal, step, blank)
                     return
                 job.start(resume=newest > 0)
-                for step in self._steps(run, job, journal, done, total):
-                    done, left = self._take(run, journal, step, blank), cosmos.restarts
+                for step in self._steps(run, job, journal, total):
+                    self._take(run, journal, step, blank)
+                    left = cosmos.restarts
                 return
             except JobError as err:
                 if not left:
@@ -78,40 +80,40 @@ class CosmosTrainer:
                 left -= 1
                 run.reporter.note(f"{str(err).splitlines()[0]}; started again from the last checkpoint")
             except StopTraining:
-                self._stop(run, job, journal, done, blank)
+                self._stop(run, job, journal, blank)
                 raise
             finally:
                 job.stop()
                 # Rollouts drive ahead: what they made last, nobody trains on.
                 remove_leftovers(run.config, directory)
 
-    def _steps(self, run: Run, job: Job, journal: Journal, done: int, total: int) -> Iterator[Step]:
-        """Steps of the job beyond `done`, as they come, to its end.
+    def _steps(self, run: Run, job: Job, journal: Journal, total: int) -> Iterator[Step]:
+        """Steps of the job that are not taken yet, as they come, to its end.
 
         Discarded episodes may make it shorter than `total`; each step says anew how long it will be.
         """
         running = True
         while running:
             run.check_stop()
-            running = job.check(_LOOK_S, done, total)
-            for step in journal.steps(done):
-                done, total = step.step, step.total
+            running = job.check(_LOOK_S, self._done, total)
+            for step in journal.steps(self._done):
+                total = step.total
                 yield step
 
-    def _take(self, run: Run, journal: Journal, step: Step, blank: torch.optim.Optimizer) -> int:
-        """Make a step of the job one of the run's; its number."""
+    def _take(self, run: Run, journal: Journal, step: Step, blank: torch.optim.Optimizer) -> None:
+        """Make a step of the job one of the run's."""
+        self._done = step.step  # before a request to stop ends the call: the step is logged by then
         weights = journal.exported(step.step)
         if weights is not None:
             load_into(run.policy, load_weights(weights), step.step, str(weights))
         run.end_step(STAGE, step.step, step.total, step.numbers, step.seconds, blank)
         journal.release(step.step)
-        return step.step
 
-    def _stop(self, run: Run, job: Job, journal: Journal, done: int, blank: torch.optim.Optimizer) -> None:
+    def _stop(self, run: Run, job: Job, journal: Journal, blank: torch.optim.Optimizer) -> None:
         """An end in order where the job can be asked for one; else what the last checkpoint holds is kept."""
         if job.ask_to_stop():
             job.wait_for_end(run.config.deploy.grace_s)
-            for step in journal.steps(done):
+            for step in journal.steps(self._done):
                 with contextlib.suppress(StopTraining):
                     self._take(run, journal, step, blank)
         # What the run keeps now are the weights that the job goes on from.
