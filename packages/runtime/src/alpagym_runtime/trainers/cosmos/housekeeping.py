@@ -128,7 +128,7 @@ def end_with_owner(folder: Path | None = None) -> None:
             time.sleep(_LOOK_S)
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                child.terminate()
+                child.kill()  # Cosmos-RL's heartbeats do not end at SIGTERM
         if folder is not None:
             end_redis(folder)
         os.kill(os.getpid(), signal.SIGTERM)
