@@ -62,8 +62,9 @@ def trains(slurm, directory, job):
     """Wait until a run trains."""
 
     def begun():
-        file = directory / "metrics.jsonl"
-        return (file.is_file() and '"grpo"' in file.read_text()) or not jobs.ask([job])[job].active
+        file, about = directory / "metrics.jsonl", jobs.ask([job])[job]
+        # A run that goes on has its rows before its job runs.
+        return not about.active or (about.state == "RUNNING" and file.is_file() and '"grpo"' in file.read_text())
 
     assert slurm.until(begun, 600.0)
     assert jobs.ask([job])[job].state == "RUNNING", log(directory) + log(directory, "trainer")
