@@ -2,15 +2,20 @@
 
     uv run python benchmarks/cameras.py [--scenes 22] [--steps 40]
 
-Each figure is the median over steps of the process's CPU time. `calib` is a fixed piece of Python and NumPy that takes
-5 to 6 ms on an idle core of the machine that docs/benchmarks.md names: divide by it to compare machines.
+Each figure is of the process's CPU time, kinds of steps in turn, scene by scene. `calib` is a fixed piece of Python
+and NumPy that takes 4 to 6 ms on an idle core of the machine that docs/benchmarks.md names: divide by it to compare
+machines.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import time
+
+# A thread of OpenBLAS that waits for more work spins: 45 ms of CPU that would be counted with the steps after a reset.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
@@ -37,42 +42,47 @@ def calib_ms() -> float:
     return float(np.median(times))
 
 
-def env_steps(cameras: list[str], size: tuple[int, int], encoding: str, scenes: int, steps: int) -> None:
-    """Whole `env.step` at 10 Hz over suite `test` of the roads, rewards included."""
-    env = DrivingEnv(
-        dataset="road",
-        suite="test",
-        scenes=scenes,
-        cameras=cameras,
-        camera_size=size,
-        camera_options={"encoding": encoding},
-        control_period_us=100_000,
-        horizon=steps,
-    )
-    times: list[float] = []
-    quads: list[float] = []
+def env_steps(kinds: list[tuple[list[str], tuple[int, int], str]], scenes: int, steps: int) -> None:
+    """Whole `env.step` at 10 Hz over suite `test` of the roads, rewards included: (cameras, size, encoding) in turn."""
+    envs = [
+        DrivingEnv(
+            dataset="road",
+            suite="test",
+            scenes=scenes,
+            cameras=cameras,
+            camera_size=size,
+            camera_options={"encoding": encoding},
+            control_period_us=100_000,
+            horizon=steps,
+        )
+        for cameras, size, encoding in kinds
+    ]
+    times: list[list[float]] = [[] for _ in kinds]
+    quads: list[list[float]] = [[] for _ in kinds]
     action = np.zeros(16, np.float32)
     for number in range(scenes):
-        env.reset(seed=number, options={"scene_id": f"road-test-{number:06d}"})
-        assert env._core is not None
-        stream = env._core.simulator._cameras  # type: ignore[attr-defined]
-        for _ in range(steps):
-            before = 0 if stream is None else stream.quads
-            began = time.process_time()
-            *_, terminated, truncated, _ = env.step(action)
-            times.append((time.process_time() - began) * 1e3)
-            if stream is not None:
-                quads.append((stream.quads - before) / len(cameras))
-            if terminated or truncated:
-                break
-    env.close()
-    name = f"{len(cameras)} x {size[0]}x{size[1]} {encoding}" if cameras else "no camera"
-    median, mean = float(np.median(times)), float(np.mean(times))
-    print(
-        f"env.step {name:22s} median {median:6.2f} ms, mean {mean:6.2f} ms = {100.0 / mean:6.1f} x real time, "
-        f"{np.mean(quads) if quads else 0:5.0f} quads a picture, {len(times)} steps",
-        flush=True,
-    )
+        for env, (cameras, _, _), spent, drawn in zip(envs, kinds, times, quads, strict=True):
+            env.reset(seed=number, options={"scene_id": f"road-test-{number:06d}"})
+            assert env._core is not None
+            stream = env._core.simulator._cameras  # type: ignore[attr-defined]
+            for _ in range(steps):
+                before = 0 if stream is None else stream.quads
+                began = time.process_time()
+                *_, terminated, truncated, _ = env.step(action)
+                spent.append((time.process_time() - began) * 1e3)
+                if stream is not None:
+                    drawn.append((stream.quads - before) / len(cameras))
+                if terminated or truncated:
+                    break
+    for env, (cameras, size, encoding), spent, drawn in zip(envs, kinds, times, quads, strict=True):
+        env.close()
+        name = f"{len(cameras)} x {size[0]}x{size[1]} {encoding}" if cameras else "no camera"
+        median, mean = float(np.median(spent)), float(np.mean(spent))
+        print(
+            f"env.step {name:22s} median {median:6.2f} ms, mean {mean:6.2f} ms = {100.0 / mean:6.1f} x real time, "
+            f"{np.mean(drawn) if drawn else 0:5.0f} quads a picture, {len(spent)} steps",
+            flush=True,
+        )
 
 
 def batch(slots: int, size: tuple[int, int], scenes: int, ticks: int) -> None:
@@ -123,10 +133,13 @@ def main() -> None:
     arguments = parser.parse_args()
     print(f"calib {calib_ms():.2f} ms", flush=True)
     batch(256, (48, 96), arguments.train_scenes, 3)
-    env_steps([], (96, 160), "raw", arguments.scenes, arguments.steps)
-    env_steps(["front"], (96, 160), "raw", arguments.scenes, arguments.steps)
-    env_steps(PAIR, (320, 512), "raw", arguments.scenes, arguments.steps)
-    env_steps(PAIR, (320, 512), "jpeg95", arguments.scenes, arguments.steps)
+    kinds = [
+        ([], (96, 160), "raw"),
+        (["front"], (96, 160), "raw"),
+        (PAIR, (320, 512), "raw"),
+        (PAIR, (320, 512), "jpeg95"),
+    ]
+    env_steps(kinds, arguments.scenes, arguments.steps)
     print(f"calib {calib_ms():.2f} ms", flush=True)
 
 

@@ -16,9 +16,10 @@ from alpagym_runtime.simulators.embedded.camera_config import PAI_CAMERAS, Camer
 from alpagym_runtime.simulators.embedded.dataset import Roads
 from alpagym_runtime.simulators.embedded.lane_map import Marking
 from alpagym_runtime.simulators.embedded.rendering import models, textures
+from alpagym_runtime.simulators.embedded.rendering.ground import EDGE, TILE, cut_tiles
 from alpagym_runtime.simulators.embedded.rendering.looks import looks_of
 from alpagym_runtime.simulators.embedded.rendering.quads import FAR_HOUSE_M, FAR_THING_M
-from alpagym_runtime.simulators.embedded.rendering.rays import mounted, ray_table
+from alpagym_runtime.simulators.embedded.rendering.rays import build_table, mounted, ray_table
 from alpagym_runtime.simulators.embedded.rendering.renderer import Jobs, Renderer, _split
 from alpagym_runtime.simulators.embedded.rendering.scenery import CLASSES, STORE, SceneryStore, make_scenery
 from alpagym_runtime.simulators.embedded.scene import KINDS
@@ -320,6 +321,39 @@ def test_another_process_renders_the_same_bytes():
 
 
 # ---------------------------------------------------------------- sceneries
+
+
+@pytest.mark.parametrize("edge", [0, 15, 16, 17, 40])
+def test_tiles_hold_the_ground_that_was_cut(edge):
+    """One material up to column `edge`, another beyond: only tiles that see both are kept, the others are an entry."""
+    entries = np.full((2 * TILE + 1, 3 * TILE + 1), 7, np.uint8)
+    entries[:, edge:] = 9
+    cells = np.zeros((2, 3), np.int32)
+    tiles = cut_tiles(entries, cells, 5)
+    # Tile t has the columns 16 t to 16 t + 16; its neighbour's first one belongs to it.
+    mixed = [t for t in range(3) if TILE * t < edge <= TILE * t + TILE]
+    assert sorted(cells[cells >= 256]) == list(range(256 + 5, 256 + 5 + 2 * len(mixed)))
+    for row in range(2):
+        for t in range(3):
+            part = entries[TILE * row : TILE * row + EDGE, TILE * t : TILE * t + EDGE]
+            cell = cells[row, t]
+            np.testing.assert_array_equal(tiles[cell - 261] if cell >= 256 else np.full_like(part, cell), part)
+            assert (cell >= 256) == (t in mixed)
+
+
+@pytest.mark.parametrize("camera", ["pinhole", "ftheta", "rear"])
+def test_runs_of_a_level_cover_the_samples_of_each_row(camera):
+    table = build_table(mounted(camera, CAMERAS[camera], SIZE), *SIZE, 1, 0.1, 4)
+    for row in range(SIZE[0]):
+        runs = table.runs[table.run_starts[row] : table.run_starts[row + 1] + 1]
+        counts = np.diff(runs[:, 0])
+        assert counts.sum() == table.starts[row + 1, 1] - table.starts[row, 1]
+        assert (counts > 0).all()
+        # Each pixel's samples have the pixel's level.
+        pixels = table.columns[table.starts[row, 0] : table.starts[row + 1, 0]]
+        taps = table.taps[table.starts[row, 0] : table.starts[row + 1, 0]]
+        wanted = np.repeat(table.level[row, pixels], taps)
+        np.testing.assert_array_equal(np.repeat(runs[:-1, 1], counts), wanted)
 
 
 def test_the_store_stays_within_its_bound_and_makes_a_scene_once():

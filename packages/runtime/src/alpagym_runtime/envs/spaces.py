@@ -144,6 +144,8 @@ class Observer:
         if self._layout == "nested":
             return pictures
         n, frames, height, width, _ = pictures.shape
+        if frames == 1:
+            return pictures.reshape(n, height, width, 3)
         return np.moveaxis(pictures, 1, 3).reshape(n, height, width, 3 * frames)
 
     def _write_fields(self, observation: Observation, rows: Any, out: Any) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
+from alpagym_runtime.pictures import frame_id
 from alpagym_runtime.simulators.embedded.camera_config import BRAKES_MPS2, STEP_US, CamerasConfig, check_cameras
 from alpagym_runtime.simulators.embedded.camera_memory import (
     NEVER,
@@ -21,7 +22,6 @@ from alpagym_runtime.simulators.embedded.camera_memory import (
     empty_ring,
     remember,
 )
-from alpagym_runtime.simulators.embedded.rendering.frame_ids import frame_ids
 from alpagym_runtime.simulators.embedded.rendering.rays import mounted
 from alpagym_runtime.simulators.embedded.rendering.renderer import Eye, Jobs, Renderer
 from alpagym_runtime.simulators.embedded.rendering.scenery import STORE, Scenery
@@ -133,15 +133,17 @@ class CameraStream:
                     [(self._sceneries[row, camera.eye.texel_m], part) for row, part in jobs],
                     pictures.reshape(-1, *pictures.shape[2:]),
                 )
-                files = []
+                files: list[bytes] = []
                 if self._config.encoding == "jpeg95":
                     files = _encode(pictures, slot, place, decode=not self._files_only)
                 if self._files_only:
                     known = zip(slot.tolist(), step.tolist(), files, strict=True)
                     frames += [Frame(row, name, at * STEP_US, 0, "jpeg", data) for row, at, data in known]
                     continue
-                ids = camera.ids[slot, place] = frame_ids(pictures, slot, place)
-                for data, row, at, number in zip(files, slot.tolist(), step.tolist(), ids.tolist(), strict=False):
+                # Of a JPEG's bytes, as who receives them has it; of raw pixels otherwise.
+                ids = [frame_id(one) for one in files or map(pictures.__getitem__, zip(slot, place, strict=True))]
+                camera.ids[slot, place] = ids
+                for data, row, at, number in zip(files, slot.tolist(), step.tolist(), ids, strict=False):
                     frames.append(Frame(row, name, at * STEP_US, number, "jpeg", data))
                 out[f"camera_{name}"] = pictures[rows[:, None], places]
                 out[f"camera_{name}_time_us"] = steps * STEP_US

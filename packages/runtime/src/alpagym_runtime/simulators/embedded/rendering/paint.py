@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alpagym_runtime.simulators.embedded.rendering.compiled import inlined, picture_kernel
-from alpagym_runtime.simulators.embedded.rendering.ground import EDGE, TILE
+from alpagym_runtime.simulators.embedded.rendering.ground import EDGE, TILE, TILE_BITS
 from alpagym_runtime.simulators.embedded.rendering.memory import get, put
 from alpagym_runtime.simulators.embedded.rendering.quads import build, in_sight
 from alpagym_runtime.simulators.embedded.rendering.raster import (
@@ -30,6 +30,9 @@ GRAIN = 256
 GRAIN_LEVELS = 4
 SHADOW_REACH_M = 90.0
 TILE_SIZE = EDGE * EDGE
+PLACE_BITS = 9
+"""For a place within a tile, below the sixteenths that it lies to the right and down."""
+PLACES = (1 << PLACE_BITS) - 1
 THIRD = np.int32(-1431655765)
 """1 / 3 among 32 bits: exact for multiples of three."""
 
@@ -42,7 +45,8 @@ def grain() -> NDArray[np.int8]:
     """
     rng = np.random.default_rng(3)
     total: Any = np.zeros((GRAIN, GRAIN), np.float32)
-    for sigma, share in ((0.9, 13.0), (3.5, 7.0), (18.0, 9.0)):
+    # Nothing finer than the ground's texels, which are two of these: pictures would flicker, and JPEGs be 8 % larger.
+    for sigma, share in ((1.8, 8.0), (3.5, 7.0), (18.0, 9.0)):
         noise = np.tile(rng.normal(0.0, 1.0, (GRAIN, GRAIN)).astype(np.float32), (3, 3))
         soft = cv2.GaussianBlur(noise, (0, 0), sigma)[GRAIN : 2 * GRAIN, GRAIN : 2 * GRAIN]
         total += share * soft / soft.std()
@@ -99,9 +103,9 @@ def mixture(entry, place, tiles, palette):
     """256 times the colour, in the palette's packing, of a cell's entry at a place within its tile."""
     if entry < 256:
         return palette[np.uintp(entry)] << 8
-    right, down = (place >> 13) & 15, place >> 17
+    right, down = (place >> PLACE_BITS) & 15, place >> (PLACE_BITS + 4)
     # Unsigned offsets spare a test for negative ones.
-    at = np.uintp((np.int64(entry) - 256) * TILE_SIZE + (place & 8191))
+    at = np.uintp((np.int64(entry) - 256) * TILE_SIZE + (place & PLACES))
     one, two = tiles[at], tiles[at + np.uintp(1)]
     at += np.uintp(EDGE)
     three, four = tiles[at], tiles[at + np.uintp(1)]
@@ -137,32 +141,36 @@ def ground_row(table, clear, tiles, cells, levels, origin, palette, surface, air
     if plain:
         begin, first, left, right = begin + from_pixel, first + from_pixel, from_pixel, to_pixel
         pixels = count = to_pixel - from_pixel
-    # Where each sample looks; in loops without branches.
-    for j in range(count):
-        o, s = np.uintp(j), np.uintp(first + j)
-        k = np.int32(np.int32(get(table.tap_level, s, "table")) & np.int32(7))
-        part = np.int32(np.int32(np.int32(127) - k) << np.int32(23)).view(np.float32)
-        gx, gy = get(table.tap_x, s, "table"), get(table.tap_y, s, "table")
-        px = (cos * gx - sin * gy + ox) * (finest * part) - half
-        py = (sin * gx + cos * gy + oy) * (finest * part) - half
-        inside = (px >= zero) & (py >= zero) & (px < across * part) & (py < along * part)
-        px, py = (px if inside else zero), (py if inside else zero)
-        ix, iy = np.int32(px), np.int32(py)
-        fx, fy = np.int32((px - np.float32(ix)) * sixteen), np.int32((py - np.float32(iy)) * sixteen)
+    # Where each sample looks; in loops without branches, one for the samples of a level.
+    for run in range(table.run_starts[row], table.run_starts[row + 1]):
+        k = np.int32(table.runs[run, 1])
+        part = finest * np.int32(np.int32(np.int32(127) - k) << np.int32(23)).view(np.float32)
+        right_end, upper_end = across * part / finest, along * part / finest
         # Maps of the finer levels: 4/3 (1 - 4^-k) of the finest one's size.
         double = np.int32(k << np.int32(1))
-        start = np.int32(np.int32(all_cells - np.int32(all_cells >> double)) * THIRD)
-        there = np.int32(np.int32(start + np.int32(np.int32(iy >> np.int32(6)) * np.int32(columns >> k)))
-                         + np.int32(ix >> np.int32(6)))  # fmt: skip
-        put(cell, o, there if inside else nowhere, "cell")
-        at = np.int32(np.int32(np.int32(iy & np.int32(63)) * np.int32(EDGE)) + np.int32(ix & np.int32(63)))
-        put(inner, o, np.int32(at | np.int32(fx << np.int32(13)) | np.int32(fy << np.int32(17))), "inner")
-        size = np.int32(np.int32(GRAIN) >> k)
-        nx = np.int32(np.int32(px * two) & np.int32(size - np.int32(1)))
-        ny = np.int32(np.int32(py * two) & np.int32(size - np.int32(1)))
-        start = np.int32(np.int32(all_grains - np.int32(all_grains >> double)) * THIRD)
-        there = np.int32(np.int32(start + np.int32(ny * size)) + nx)
-        put(grains, o, there if k < np.int32(GRAIN_LEVELS) else smooth, "grain")
+        map_start, map_columns = np.int32(np.int32(all_cells - np.int32(all_cells >> double)) * THIRD), columns >> k
+        grainy = k < np.int32(GRAIN_LEVELS)
+        size = np.int32(np.int32(GRAIN) >> k) if grainy else np.int32(1)
+        grain_start = np.int32(np.int32(all_grains - np.int32(all_grains >> double)) * THIRD) if grainy else smooth
+        mask = np.int32(size - np.int32(1))
+        for j in range(max(table.runs[run, 0] - first, 0), min(table.runs[run + 1, 0] - first, count)):
+            o, s = np.uintp(j), np.uintp(first + j)
+            gx, gy = get(table.tap_x, s, "table"), get(table.tap_y, s, "table")
+            px, py = (cos * gx - sin * gy + ox) * part - half, (sin * gx + cos * gy + oy) * part - half
+            inside = (px >= zero) & (py >= zero) & (px < right_end) & (py < upper_end)
+            px, py = (px if inside else zero), (py if inside else zero)
+            ix, iy = np.int32(px), np.int32(py)
+            fx, fy = np.int32((px - np.float32(ix)) * sixteen), np.int32((py - np.float32(iy)) * sixteen)
+            there = np.int32(np.int32(map_start + np.int32(np.int32(iy >> np.int32(TILE_BITS)) * map_columns))
+                             + np.int32(ix >> np.int32(TILE_BITS)))  # fmt: skip
+            put(cell, o, there if inside else nowhere, "cell")
+            at = np.int32(
+                np.int32(np.int32(iy & np.int32(TILE - 1)) * np.int32(EDGE)) + np.int32(ix & np.int32(TILE - 1))
+            )
+            at = np.int32(at | np.int32(fx << np.int32(PLACE_BITS)) | np.int32(fy << np.int32(PLACE_BITS + 4)))
+            put(inner, o, at, "inner")
+            nx, ny = np.int32(np.int32(px * two) & mask), np.int32(np.int32(py * two) & mask)
+            put(grains, o, np.int32(np.int32(grain_start + np.int32(ny * size)) + nx), "grain")
     # What lies there.
     if single:
         for j in range(pixels):
@@ -176,12 +184,18 @@ def ground_row(table, clear, tiles, cells, levels, origin, palette, surface, air
         for j in range(begin, begin + pixels):
             column, taps = np.uintp(table.columns[np.uintp(j)]), np.uintp(table.taps[np.uintp(j)])
             if bare[column]:
-                value = np.int64(0)
-                for tap in range(taps):
-                    place = sample + np.uintp(tap)
-                    value += mixture(cells[np.uintp(cell[place])], np.int64(inner[place]), tiles, palette)
+                last = sample + taps - np.uintp(1)
+                entry = cells[np.uintp(cell[sample])]
+                if (entry < 256) & (cell[sample] == cell[last]):
+                    # They stand in a line.
+                    value = np.int64(taps) * (palette[np.uintp(entry)] << 8)
+                else:
+                    value = np.int64(0)
+                    for tap in range(taps):
+                        place = sample + np.uintp(tap)
+                        value += mixture(cells[np.uintp(cell[place])], np.int64(inner[place]), tiles, palette)
                 total[column] = value
-                rough = np.float32(surface[np.uintp(grains[sample + taps - np.uintp(1)])])
+                rough = np.float32(surface[np.uintp(grains[last])])
                 norm[column] = (np.float32(256.0) + rough) * (np.float32(1.0 / 65536.0) / np.float32(taps))
             sample += taps
     # Its light, and the air between.

@@ -153,27 +153,29 @@ def spans(points, count, margin, height, width, left, right):
     last = int(max(min(math.ceil(high + margin), float(height)), 0.0))
     for y in range(first, last):
         left[y], right[y] = width, -1
+    most = float(width)
     for k in range(count):
         ax, ay = points[k, 0], points[k, 1]
         j = k + 1 if k + 1 < count else 0
         bx, by = points[j, 0], points[j, 1]
         if ay > by:
             ax, ay, bx, by = bx, by, ax, ay
-        slope = (bx - ax) / (by - ay) if by - ay > 1e-9 else 0.0
-        flat = by - ay <= 1e-9
-        y0 = max(int(max(math.floor(ay - margin), 0.0)), first)
-        y1 = min(int(min(math.ceil(by + margin), float(height))), last)
+        y0 = max(int(max(ay - margin, 0.0)), first)
+        y1 = min(int(max(by + margin + 1.0, 0.0)), last)
+        # The part of the edge within a row, the margin included, begins and ends at these distances from the row.
+        to_left, to_right, slope = -margin, 1.0 + margin, 0.0
+        if by - ay > 1e-9:
+            slope = (bx - ax) / (by - ay)
+            if slope < 0.0:
+                to_left, to_right = to_right, to_left
+            begin = end = ax - ay * slope
+        else:
+            begin, end = min(ax, bx), max(ax, bx)
+        begin, end = begin - margin, end + margin + 1.0
         for y in range(y0, y1):
-            # The part of the edge within the row, the margin included.
-            if flat:
-                one, two = ax, bx
-            else:
-                one = ax + (min(max(y - margin, ay), by) - ay) * slope
-                two = ax + (min(max(y + 1.0 + margin, ay), by) - ay) * slope
-            x0 = int(min(max(math.floor(min(one, two) - margin), 0.0), float(width)))
-            x1 = int(min(max(math.ceil(max(one, two) + margin), 0.0), float(width))) - 1
-            left[y] = min(left[y], x0)
-            right[y] = max(right[y], x1)
+            x0 = int(min(max(begin + min(max(y + to_left, ay), by) * slope, 0.0), most))
+            x1 = int(min(max(end + min(max(y + to_right, ay), by) * slope, 0.0), most)) - 1
+            left[y], right[y] = min(left[y], x0), max(right[y], x1)
     return first, last
 
 

@@ -59,7 +59,8 @@ class Table(NamedTuple):
     starts: NDArray[np.int64]  # [h+1,2] where a row begins in `columns` and in the samples
     tap_x: F32  # [s] the samples, m from the rig, along the longer axis of the pixels' footprints
     tap_y: F32
-    tap_level: NDArray[np.uint8]  # [s]
+    runs: NDArray[np.int64]  # [r+1,2] samples of one row and level: the first one's index, the level; ends with s
+    run_starts: NDArray[np.int64]  # [h+1] where a row begins in `runs`
     reach: NDArray[np.int64]  # [h,2] columns between which a row may show ground
     wide: NDArray[np.int64]  # [2] samples and pixels of a padded row
     rotation: F64  # [3,3] rows: optical axes in rig axes
@@ -180,6 +181,9 @@ def build_table(camera: MountedCamera, height: int, width: int, samples: int, te
     share = (within - (np.repeat(each, each) - 1) / 2.0) / np.repeat(each, each)
     tapped = np.repeat(place[down], each, axis=0) + share[:, None] * np.repeat(longer[down], each, axis=0)
     counts = np.stack([down.sum(axis=1), np.where(down, taps, 0).sum(axis=1)], axis=1)
+    runs, run_starts = _runs(
+        np.repeat(level[down], each).astype(np.int64), np.repeat(np.nonzero(down)[0], each), height
+    )
     seen = direction[known] @ _to_rig(camera, np.array([0.0, 0.0, 1.0]))
     widest = float(np.arccos(np.clip(seen.min(), -1.0, 1.0))) + 0.02
     numbers, radius, affine, kind = _projection(camera.model)
@@ -204,7 +208,8 @@ def build_table(camera: MountedCamera, height: int, width: int, samples: int, te
         starts=np.concatenate([np.zeros((1, 2), np.int64), np.cumsum(counts, axis=0)]),
         tap_x=tapped[:, 0].astype(np.float32),
         tap_y=tapped[:, 1].astype(np.float32),
-        tap_level=np.repeat(level[down], each).astype(np.uint8),
+        runs=runs,
+        run_starts=run_starts,
         reach=reach.astype(np.int64),
         wide=np.array([-(-size // BLOCK) * BLOCK for size in (width * samples, width)]),
         rotation=np.stack([_to_rig(camera, axis) for axis in np.eye(3)]),
@@ -216,6 +221,13 @@ def build_table(camera: MountedCamera, height: int, width: int, samples: int, te
         cone=np.array([np.cos(widest), np.sin(widest)]),
         pixel_rad=float(np.arccos(np.clip(centre_ray @ beside, -1.0, 1.0))) / samples,
     )
+
+
+def _runs(levels: NDArray[np.int64], rows: NDArray[np.int64], height: int) -> tuple[NDArray[np.int64], ...]:
+    """Samples in their order, cut where the level or the row changes; see `Table`."""
+    first = np.flatnonzero(np.diff(levels, prepend=-1) | np.diff(rows, prepend=-1))
+    runs = np.stack([np.append(first, len(levels)), np.append(levels[first], 0)], axis=1)
+    return runs, np.searchsorted(rows[first], np.arange(height + 1))
 
 
 def _meet(centre: F64, direction: F64) -> F64:
