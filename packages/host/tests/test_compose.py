@@ -47,6 +47,13 @@ def test_what_the_experiments_train(words, trainer, cameras):
     assert ("actors_rig" in config.policy.config.spec().fields) is not bool(cameras)
 
 
+@pytest.mark.parametrize("flow", ["motion", "joint"])
+def test_only_the_tiny_model_is_paid_for_more_than_the_recipe(flow):
+    recipe, tiny = (compose([f"experiment=pai_rl_{flow}{size}", "dataset.path=recordings"]) for size in ("", "_tiny"))
+    assert [*recipe.reward.terms, "pai_distance"] == [*tiny.reward.terms]
+    assert recipe.policy.config.noise_correlation == 0.0 < tiny.policy.config.noise_correlation
+
+
 def test_default_yaml_states_the_defaults_of_the_schema():
     config = compose([])
     for name in ("run", "dataset", "rollout", "evaluation", "checkpoint", "store"):

@@ -19,8 +19,8 @@ from alpagym_runtime.envs.presets import reward_section
 from alpagym_runtime.errors import ConfigError, ResetNeededError, SimulatorError
 from alpagym_runtime.policies.base import plan_decision
 from alpagym_runtime.policies.config import LogReplayConfig
-from alpagym_runtime.rewards.pai import GATES, PaiJoint, PaiMotion
-from alpagym_runtime.rewards.pai_config import PaiJointConfig, PaiMotionConfig
+from alpagym_runtime.rewards.pai import GATES, PaiDistance, PaiJoint, PaiMotion
+from alpagym_runtime.rewards.pai_config import PaiDistanceConfig, PaiJointConfig, PaiMotionConfig
 from alpagym_runtime.rewards.reasoning import WordOverlap
 from alpagym_runtime.rollouts.collector import Collector
 from alpagym_runtime.run_config import DatasetSection
@@ -255,6 +255,21 @@ def test_the_gate_at_three_metres_is_strict(off_m, reward):
     plan[:, 1] = off_m  # beside it all the time: comfort 0, though the first step is no change
     batch = scored_batch(plan, target, "x")
     assert PaiMotion(PaiMotionConfig(), SPEC).tick(batch, None)[0] == pytest.approx(reward)
+
+
+@pytest.mark.parametrize(("off_m", "reward"), [(0.0, 0.0), (1.0, -0.25), (3.0, -0.5), (27.0, -0.9)])
+def test_distance_is_told_beyond_the_gate(off_m, reward):
+    # - d / (d + 3 m): 1 / 4, 3 / 6, 27 / 30.
+    target, plan = np.zeros((64, 3)), np.zeros((64, 3))
+    plan[:, 1] = off_m
+    batch = scored_batch(plan, target, "x")
+    assert PaiDistance(PaiDistanceConfig(), SPEC).tick(batch, None)[0] == pytest.approx(reward)
+
+
+def test_an_undefined_distance_costs_all():
+    batch = scored_batch(np.zeros((64, 3)), np.zeros((64, 3)), "x")
+    batch.measures.valid["ade_m"] = np.zeros(1, bool)
+    assert PaiDistance(PaiDistanceConfig(), SPEC).tick(batch, None)[0] == -1.0
 
 
 def test_words_of_the_stand_in_grader():

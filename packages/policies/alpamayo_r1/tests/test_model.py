@@ -140,9 +140,9 @@ def test_completions_follow_their_seeds(tiny):
     assert torch.equal(one.ids[0], one.ids[2])
     assert not torch.equal(one.ids[0], one.ids[1])
     assert (one.log_prob <= 0).all()
-    first, words = model.architecture.first_id, model.architecture.traj_vocab_size
-    barred = complete(model, prefix, seeds, sampling, steps=12, stop_id=stop, bar_trajectory=True)
-    assert not ((barred.ids >= first) & (barred.ids < first + words)).any()
+    text = complete(model, prefix, np.arange(3, dtype=np.uint64), sampling, steps=48, stop_id=stop, text_only=True)
+    assert not torch.isin(text.ids, torch.tensor(model.architecture.not_text)).any()
+    assert {processor.id_of(name) for name in ("image_pad", "vision_start")} < set(model.architecture.not_text)
 
 
 def test_a_prefix_ends_at_the_last_marker_whatever_follows(tiny):

@@ -125,6 +125,12 @@ class Architecture:
         return self.first_id + self.future_bins
 
     @property
+    def not_text(self) -> list[int]:
+        """Ids that reasoning must not hold: trajectory tokens, and stand-ins of pictures, which would be looked for."""
+        pictures = [self.vlm[f"{name}_token_id"] for name in ("image", "video", "vision_start")]
+        return [*range(self.first_id, self.first_id + self.traj_vocab_size), *pictures]
+
+    @property
     def vocab_size(self) -> int:
         """Rows of the embedding."""
         return int(self.vlm["text_config"]["vocab_size"])

@@ -61,6 +61,9 @@ class _Driving:
             drawn, and no log-probability is known. The sampling's temperature scales both.
         noise_steps: of the expert's steps, the first so many draw noise and are scored, the others follow the flow;
             null: all. A score costs a forward of the expert each.
+        noise_correlation: with head tokens, of the draws of one coordinate from a waypoint to the next, AR(1); 0: as
+            published. White draws of 64 steps average out, so that the plans of a group hardly differ in speed;
+            `log_prob` stays the tokens' own (ADR 83).
         decided_s: seconds of a plan that are decided; the rest is decided again before it is driven, earns nothing and
             only widens the ratio. head tokens: what comes later is not written, the plan keeps speed and curvature.
             head expert: its coordinates do not count in the log-probability.
@@ -86,6 +89,7 @@ class _Driving:
     reasoning_tokens: int = 0
     noise_level: float = 0.5
     noise_steps: int | None = None
+    noise_correlation: float = 0.0
     decided_s: float = 6.4
     train_backbone: bool = False
     engine: str = "eager"
@@ -113,6 +117,12 @@ class _Driving:
         check_range("noise_level", self.noise_level, minimum=0.0, maximum=2.0)
         if self.noise_steps is not None:
             check_range("noise_steps", self.noise_steps, minimum=1, maximum=1000)
+        check_range("noise_correlation", self.noise_correlation, minimum=0.0, below=1.0)
+        if self.noise_correlation and (self.head == "expert" or self.engine == "vllm"):
+            raise ConfigError(
+                "must be 0 with head=expert, whose steps draw whole plans, and with engine=vllm, which draws by itself",
+                key="noise_correlation",
+            )
         check_range("decided_s", self.decided_s, minimum=0.1, maximum=6.4)
         for name in self.cameras:
             check_choice("cameras", name, CAMERA_NAMES)

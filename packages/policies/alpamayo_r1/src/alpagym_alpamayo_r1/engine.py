@@ -291,8 +291,9 @@ def _attend_one(query: Tensor, keys: Tensor, values: Tensor, valid: Tensor, curs
         from alpagym_alpamayo_r1.decoder_kernels import attend
 
         return attend(query, keys, values, valid, cursor, scale).flatten(1)
-    mask = valid.bool() & (torch.arange(valid.shape[1], device=valid.device) <= cursor)
-    out = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask[:, None, None], scale=scale)
+    written = int(cursor) + 1  # keys behind are not looked at: half of the time of a small model's step
+    keys, values, seen = keys[:, :, :written], values[:, :, :written], valid[:, None, None, :written].bool()
+    out = F.scaled_dot_product_attention(query, keys, values, attn_mask=seen, scale=scale)
     return out.flatten(1)
 
 

@@ -85,6 +85,7 @@ class AlpamayoPolicy:
         self._reasons = config.reasoning_tokens
         self._train_backbone = config.train_backbone
         self._noise_level, self._noise_steps = config.noise_level, config.noise_steps
+        self._correlation = config.noise_correlation
         self._decided = min(
             round(config.decided_s / model.future.action_space.step_s), model.future.action_space.waypoints
         )
@@ -314,7 +315,7 @@ class AlpamayoPolicy:
             sampling,
             steps=self._reasons,
             stop_id=self._marker,
-            bar_trajectory=True,
+            text_only=True,
         )
         missing = (0, self._reasons - done.ids.shape[1])
         ids = nn.functional.pad(torch.where(done.mask, done.ids, -1), missing, value=-1)
@@ -344,7 +345,7 @@ class AlpamayoPolicy:
         """Plans [B,64,3], log-probabilities [B,J] of its J tokens, and trace."""
         first = self._model.architecture.first_id
         bins_of, tokens = self._model.architecture.future_bins, self._steps
-        draws = torch.from_numpy(uniform(seeds, tokens, PLAN_STREAM)).to(self.device)
+        draws = torch.from_numpy(plan_draws(seeds, tokens, self._correlation)).to(self.device)
         log_probs: list[Tensor] = []
 
         def choose(logits: Tensor, step: int) -> Tensor:
@@ -440,12 +441,9 @@ class AlpamayoPolicy:
 
     def _text_factors(self, logits: Tensor, reasoning: Tensor, sampling: Sampling) -> Tensor:
         """Log-probabilities [B,R] f64 of recorded reasoning, 0 behind its end."""
-        architecture = self._model.architecture
-        first = architecture.first_id
-        barred = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
-        barred[first : first + architecture.traj_vocab_size] = True
+        barred = torch.tensor(self._model.architecture.not_text, device=logits.device)
         ids = reasoning.clamp(min=0)
-        among = log_distribution(logits.masked_fill(barred, -torch.inf), sampling, ids)
+        among = log_distribution(logits.index_fill(-1, barred, -torch.inf), sampling, ids)
         return torch.where(reasoning >= 0, among.gather(-1, ids[..., None])[..., 0], 0.0)
 
     def _logits(self, batch: Batch, bins: Tensor, reasoning: Tensor | None) -> tuple[Tensor | None, Tensor]:
@@ -624,6 +622,21 @@ def known_history(
     # Whoever reads this makes table indices of it; a row with NaN fails, it must not end the process.
     poses, yaws = np.nan_to_num(xyz, posinf=0.0, neginf=0.0), np.nan_to_num(np.where(known, yaw, start_yaw))
     return poses.astype(np.float32), yaws.astype(np.float32)
+
+
+def plan_draws(seeds: NDArray[np.uint64], tokens: int, correlation: float) -> NDArray[np.float64]:
+    """[N,tokens] in [0, 1), each uniform; those of one coordinate (every other token) follow AR(1) in time.
+
+    A Gaussian copula: correlated normal numbers, of which the distribution function is taken.
+    """
+    if correlation == 0.0:
+        return uniform(seeds, tokens, PLAN_STREAM)
+    noise = normal(seeds, tokens, PLAN_STREAM)
+    fresh = np.sqrt(1.0 - correlation * correlation)
+    for k in range(2, tokens):
+        noise[:, k] = correlation * noise[:, k - 2] + fresh * noise[:, k]
+    draws: NDArray[np.float64] = torch.special.ndtr(torch.from_numpy(noise)).numpy()
+    return draws
 
 
 def tiny_policy(config: AlpamayoTinyConfig, device: str) -> AlpamayoPolicy:

@@ -54,7 +54,7 @@ def complete(
     *,
     steps: int,
     stop_id: int,
-    bar_trajectory: bool = False,
+    text_only: bool = False,
 ) -> Completion:
     """Write freely until the stop token, for example reasoning and then a plan's tokens.
 
@@ -65,17 +65,16 @@ def complete(
         sampling: temperature, top-p and mode.
         steps: most tokens.
         stop_id: ends a row.
-        bar_trajectory: never write trajectory tokens: the expert makes the plan.
+        text_only: never write what is no text (`Architecture.not_text`): the plan comes after it.
 
     """
     draws = torch.from_numpy(uniform(seeds, steps)).to(prefix.valid.device)
-    first = model.architecture.first_id
+    barred = torch.tensor(model.architecture.not_text, device=prefix.valid.device)
     log_probs: list[Tensor] = []
 
     def choose(logits: Tensor, step: int) -> Tensor:
-        if bar_trajectory:
-            logits = logits.clone()
-            logits[:, first : first + model.architecture.traj_vocab_size] = -torch.inf
+        if text_only:
+            logits = logits.index_fill(-1, barred, -torch.inf)
         among = log_distribution(logits, sampling, None)
         ids = among.argmax(-1) if sampling.mode == "mean" else inverse_draw(among, draws[:, step])
         log_probs.append(among.gather(-1, ids[:, None])[:, 0])

@@ -92,7 +92,7 @@ class VllmEngine:
             raise ConfigError(
                 "vllm is not installed: uv sync --all-packages --extra vllm", key="policy.engine"
             ) from err
-        self._first, self._words = architecture.first_id, architecture.traj_vocab_size
+        self._first, self._not_text = architecture.first_id, architecture.not_text
         self.version: int | None = None
         self._params = vllm.SamplingParams
         folder = tempfile.mkdtemp(prefix="alpagym-vllm-")
@@ -132,12 +132,12 @@ class VllmEngine:
             seeds: [N].
             sampling: temperature, top-p, or mean: the likeliest, whose log-probabilities mean nothing.
             steps: S, most tokens; exactly so many without a `stop_id`.
-            bins: only trajectory tokens below this; None: any word but trajectory tokens.
+            bins: only trajectory tokens below this; None: text only (`Architecture.not_text`).
             stop_id: ends a row, and stands in it.
 
         """
         likeliest = sampling.mode == "mean"
-        words: dict[str, Any] = {"logit_bias": dict.fromkeys(range(self._first, self._first + self._words), _BARRED)}
+        words: dict[str, Any] = {"logit_bias": dict.fromkeys(self._not_text, _BARRED)}
         if bins is not None:
             words = {"allowed_token_ids": list(range(self._first, self._first + bins))}
         params = [

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from alpagym_runtime.errors import SimulatorError
 from alpagym_runtime.rewards.base import Float, Term, require
-from alpagym_runtime.rewards.pai_config import PaiJointConfig, PaiMotionConfig
+from alpagym_runtime.rewards.pai_config import PaiDistanceConfig, PaiJointConfig, PaiMotionConfig
 from alpagym_runtime.rewards.reasoning import ReasoningGrader, make_grader
 from alpagym_runtime.simulators.pai.completion import reasoning_of
 from alpagym_runtime.types import Decision, Ragged, SimulatorSpec, TickBatch
@@ -39,6 +39,19 @@ class PaiMotion(Term):
         gate = np.where(ade < config.ade_limit_m, 0.0, 1.0)
         value = -config.l2_weight * ade / config.ade_limit_m + config.comfort_weight * comfort
         return {"reward": _gated(batch, gate, value), "traj_L2": ade, "comfort_reward": comfort, "gate": gate}
+
+
+class PaiDistance(Term):
+    """See `PaiDistanceConfig`."""
+
+    def __init__(self, config: PaiDistanceConfig, simulator_spec: SimulatorSpec) -> None:
+        self.needs = require(simulator_spec, "pai_distance", "ade_m")
+        self._config = config
+
+    def tick(self, batch: TickBatch, decisions: Decision | None) -> Float:
+        """[n], in [-1, 0]; -1 where the distance is undefined."""
+        share = 1.0 / (1.0 + _of(batch, "ade_m") / self._config.half_at_m)
+        return np.where(batch.driven, share - 1.0, 0.0)
 
 
 class PaiJoint(Term):

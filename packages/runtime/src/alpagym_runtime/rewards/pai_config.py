@@ -41,6 +41,29 @@ class PaiMotionConfig:
 
 
 @dataclass
+class PaiDistanceConfig:
+    """- ADE / (ADE + half_at_m), in [-1, 0]: tells plans apart that a gate holds for equal. Not a published term.
+
+    It falls off so that a plan which comes near counts for more than one that is far off costs.
+
+    Attributes:
+        half_at_m: the mean distance to the recorded drive that costs one half.
+
+    """
+
+    half_at_m: float = 3.0
+
+    def __post_init__(self) -> None:
+        check_range("half_at_m", self.half_at_m, above=0)
+
+    def build(self, simulator_spec: SimulatorSpec) -> RewardTerm:
+        """The term for this simulator; ConfigError where it has no such measure."""
+        from alpagym_runtime.rewards.pai import PaiDistance
+
+        return PaiDistance(self, simulator_spec)
+
+
+@dataclass
 class PaiJointConfig:
     """Motion and reasoning; -1 where a gate fails: no reasoning, a score not above its limit, an ADE not below its.
 
