@@ -127,7 +127,9 @@ def read_plan(plan: common_pb2.Trajectory, now_us: int, query_us: int) -> tuple[
         what = f"{tuple(rows[at].tolist())} (x, y; quaternion w, x, y, z)"
         raise RolloutError(f"the plan's pose at {times[at]} us is none: {what}")
     yaw = np.arctan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))
-    return times_us, np.stack([rows[:, 0], rows[:, 1], np.unwrap(yaw)], axis=1)
+    if (np.abs(np.diff(yaw)) > np.pi).any():
+        yaw = np.unwrap(yaw)
+    return times_us, np.stack([rows[:, 0], rows[:, 1], yaw], axis=1)
 
 
 def plan_at_steps(times: NDArray[np.integer], poses_rig: Float, now_us: int, step_us: int, steps: int) -> Float:
