@@ -1,7 +1,7 @@
 """A `Trajectory`'s poses as arrays.
 
-Python objects for each pose, its position and its rotation make 0.2 ms of a plan of 65 poses; its bytes, written again
-by protobuf itself and so without surprises, take 0.02.
+Python objects for each pose, its position and its rotation make 0.14 ms of a plan of 65 poses; its bytes, written again
+by protobuf itself and so without surprises, take 0.03 (ADR 85).
 """
 
 from __future__ import annotations
