@@ -159,8 +159,8 @@ def _bumpers(pose: Float, size: tuple[float, float], polygon: Any) -> tuple[Any,
 class _Episode:
     """A record with what several measures share; arrays are by sample, M of them.
 
-    Whatever geometry asks is asked for all samples at once, and boxes are drawn only where they can matter: 0.1 ms a
-    sample, where a loop over samples takes 0.8.
+    Geometry is asked for all samples at once, and boxes are drawn only where they can matter: 0.33 ms a sample, where a
+    loop over samples takes 0.87.
     """
 
     def __init__(self, record: Record) -> None:
