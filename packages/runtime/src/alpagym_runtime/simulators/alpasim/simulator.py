@@ -508,7 +508,9 @@ def _more_rows(array: NDArray[Any], count: int) -> NDArray[Any]:
 
 
 def _columns(values: NDArray[np.float64], valid: NDArray[np.bool_]) -> Measures:
+    """Those that come each tick; [n,PROGRESS] in the order of `NAMES`."""
+    timely = [(m, name) for m, name in enumerate(NAMES) if name not in UNTIL_EVENT]
     return Measures(
-        {name: np.where(valid[:, m], values[:, m], 0.0) for m, name in enumerate(NAMES)},
-        {name: valid[:, m].copy() for m, name in enumerate(NAMES)},
+        {name: np.where(valid[:, m], values[:, m], 0.0) for m, name in timely},
+        {name: valid[:, m].copy() for m, name in timely},
     )

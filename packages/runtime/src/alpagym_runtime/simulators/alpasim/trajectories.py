@@ -35,7 +35,7 @@ def _read(data, times, poses):
         number, kind = data[at] >> 3, data[at] & 7
         at += 1
         if kind == 2:
-            length, shift = 0, 0
+            length, shift = np.int64(0), 0
             while data[at] >= 0x80:
                 length |= np.int64(data[at] & 0x7F) << shift
                 shift += 7
