@@ -18,7 +18,7 @@ from alpagym_runtime.policies.config import ConstantSpeedConfig, FakeVlaConfig, 
 from alpagym_runtime.rollouts.collector import Collector
 from alpagym_runtime.run_config import DatasetSection
 from alpagym_runtime.simulators.alpasim.config import AlpasimConfig, ServerConfig
-from alpagym_runtime.simulators.alpasim.measures import measures_of
+from alpagym_runtime.simulators.alpasim.measures import measures_of, ticks_until_event
 from alpagym_runtime.simulators.alpasim.wire import egodriver_pb2, runtime_pb2
 from alpagym_runtime.testing.fake_alpasim import EPOCH_US, FakeAlpaSim, Fault, picture
 from alpagym_runtime.types import Ended, EpisodeRequest, PolicySpec, Sampling
@@ -468,6 +468,25 @@ def test_measures_are_taken_at_ticks_and_stop_at_the_first_event():
     assert not out["alpasim/speed_of_theirs"].valid.any()
     assert out["alpasim/speed_of_theirs"].aggregation == "median"
     assert not out["alpasim/plan_deviation"].valid.any()
+
+
+def test_pace_and_speed_are_defined_up_to_the_first_event():
+    ticks = np.arange(0, 500, 100)
+
+    def kept(hits=(0,) * 5, off=(0,) * 5, progress=(0.0, 0.1, 0.2, 0.3, 0.4), standing=False):
+        metrics = [metric(name, ticks, list(map(float, hits))) for name in ("collision_any", "collision_front")]
+        metrics += [metric("collision_lateral", ticks, [0.0] * 5), metric("offroad", ticks, list(map(float, off)))]
+        out = measures_of(metrics, ticks, 100, np.array(progress), np.ones(5, bool))
+        return ticks_until_event(out, standing=standing)
+
+    # The tick in which it happens still counts.
+    assert kept() == 5
+    assert kept(hits=(0, 0, 1, 0, 0)) == 3
+    assert kept(off=(0, 1, 1, 1, 1)) == 2
+    assert kept(progress=(0.0, 0.5, 0.8, 0.99, 1.0)) == 4
+    assert kept(progress=(1.0,) * 5, standing=True) == 5
+    # A contact at the handover is no event of the drive; the next one is.
+    assert kept(hits=(1, 1, 0, 1, 0)) == 4
 
 
 def test_the_scene_score_is_progress_over_four_fifths_until_the_cut():

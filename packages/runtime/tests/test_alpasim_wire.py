@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from alpagym_runtime.simulators.alpasim import services
 from alpagym_runtime.simulators.alpasim.image_message import read_image
-from alpagym_runtime.simulators.alpasim.replies import TERMINATE, drive_replies, plan_in_local
+from alpagym_runtime.simulators.alpasim.replies import TERMINATE, drive_replies, plan_in_local, varint
+from alpagym_runtime.simulators.alpasim.trajectories import read_poses
 from alpagym_runtime.simulators.alpasim.wire import common_pb2, egodriver_pb2, runtime_pb2, sensorsim_pb2
 
 ROOT = Path(__file__).parents[3]
@@ -151,6 +152,28 @@ def test_replies_are_what_the_messages_would_be(plan, yaw, now_us, samples):
         assert [item.timestamp_us for item in trajectory.poses] == [now_us + 100_000 * k for k in range(len(plan) + 1)]
         poses = [(p.pose.vec, p.pose.quat) for p in trajectory.poses]
         assert [[v.x, v.y, v.z, q.w, q.x, q.y, q.z] for v, q in poses] == expected
+
+
+_NUMBERS = st.sampled_from([0.0, -0.0, 1.0, -2.5, float("nan"), float("inf")]) | st.floats(width=32)
+_POSES = st.tuples(st.integers(0, 2**64 - 1), st.lists(_NUMBERS, min_size=7, max_size=7), st.booleans())
+
+
+@given(poses=st.lists(_POSES, max_size=5), extra=st.binary(max_size=200))
+@settings(max_examples=100, deadline=None)
+def test_poses_are_read_as_the_messages_have_them(poses, extra):
+    theirs = their_common.Trajectory()
+    for time_us, (x, y, z, qw, qx, qy, qz), whole in poses:
+        item = theirs.poses.add(timestamp_us=time_us)
+        if whole:
+            item.pose.quat.CopyFrom(their_common.Quat(w=qw, x=qx, y=qy, z=qz))
+        item.pose.vec.CopyFrom(their_common.Vec3(x=x, y=y, z=z))
+    # Field 9 is in no contract; a field's default is not on the wire.
+    data = theirs.SerializeToString() + b"\x4a" + varint(len(extra)) + extra
+    times, read = read_poses(common_pb2.Trajectory.FromString(data))
+    assert times.tolist() == [item.timestamp_us for item in theirs.poses]
+    parts = [(item.pose.vec, item.pose.quat) for item in theirs.poses]
+    expected = [[v.x, v.y, v.z, q.w, q.x, q.y, q.z] for v, q in parts]
+    np.testing.assert_array_equal(read, np.array(expected).reshape(-1, 7))
 
 
 def test_a_plan_on_a_slope_lies_in_the_slope():

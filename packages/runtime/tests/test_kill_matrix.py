@@ -69,9 +69,9 @@ import os, signal, sys
 from alpagym_runtime.run_config import DatasetSection
 from alpagym_runtime.simulators.embedded.config import EmbeddedConfig
 from alpagym_runtime.simulators.embedded.server import ServeOptions, WorldServer, build_world
-from alpagym_runtime.simulators.embedded.server_rollout import NoLog, RolloutOptions
+from alpagym_runtime.simulators.embedded.server_rollout import RolloutLog, RolloutOptions
 phase, port = sys.argv[1], int(sys.argv[2])
-class Deadly(NoLog):
+class Deadly(RolloutLog):
     def __init__(self, scene, session):
         self.seen = []
     def write(self, kind, message):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import shutil
 import subprocess
 import sys
@@ -13,9 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 from carla_driver_interface._proto import common_pb2 as common
 from carla_driver_interface._proto import egodriver_pb2 as ego
@@ -165,7 +168,7 @@ class AlongTheRoute:
 
 
 def drive_all(simulator, scenes, policy, horizon=35):
-    core = DrivingCore(simulator, build_terms(reward_section("progress_safety"), simulator), policy.spec)
+    core = DrivingCore(simulator, build_terms(reward_section("driving"), simulator), policy.spec)
     with closing(core):
         asked = [EpisodeRequest(scene, horizon_ticks=horizon) for scene in scenes]
         return Collector(core, policy, min_ready=1, timeout_s=60.0).collect(asked, Sampling("mean"))
@@ -187,6 +190,9 @@ def test_the_served_world_equals_the_one_in_the_process(world, count):
             np.testing.assert_array_equal(array[0], b.observation[name][0], err_msg=name)
         apart = a.decisions.plan_rig[:10, :, :2] - b.decisions.plan_rig[:10, :, :2]
         assert np.hypot(*np.moveaxis(apart, -1, 0)).max() < 1e-3
+        # In the tick of an event a world in the process keeps the numbers of its moment.
+        for name, paid in a.terms.items():
+            np.testing.assert_allclose(b.terms[name], paid, atol=0.02 if name == "pace" else 1e-3, err_msg=name)
     scores = np.array([[a.driving_score, b.driving_score] for a, b in zip(ours, theirs, strict=True)])
     assert abs(np.diff(scores.mean(axis=0))[0]) < 0.02
     assert 0.0 < scores.mean() < 1.0
@@ -400,6 +406,12 @@ def test_session_ids_that_are_no_names_are_refused(world, name):
     assert "\n" not in text
 
 
+def test_only_this_machine_reaches_the_world(world):
+    found = [c for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    where = {c.laddr.ip.removeprefix("::ffff:") for c in found if c.laddr.port == world.port}
+    assert where == {"127.0.0.1"}
+
+
 def test_the_info_says_what_is_served(world):
     info = call(world, "get_runtime_info", common_pb2.Empty(), runtime_pb2.RuntimeInfo)
     assert info.max_supported_concurrent_rollouts == 4
@@ -494,6 +506,47 @@ def test_plans_that_alpasim_would_not_drive_fail_the_rollout(change, text):
     change(plan)
     with pytest.raises(RolloutError, match=text):
         read_plan(plan, 1_000_000, 1_200_000)
+
+
+class Marker:
+    """Unpickling this would make a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_what_a_driver_says_beside_its_plan_may_be_large_and_is_not_unpickled(world, tmp_path):
+    # gRPC alone refuses answers from 4 MiB on, and AlpaSim unpickles these bytes.
+    secret = pickle.dumps(Marker(tmp_path / "made")) + bytes(6_000_000)
+    last = []
+
+    def answer(request, context):
+        out = driver.straight(request, context)
+        if last:
+            out.terminate_session = True
+        out.debug_info.unstructured_debug_info = secret
+        last.append(request)
+        return out
+
+    with Driver(answer) as driver:
+        (result,) = simulate(world, driver.port)
+    assert result.success
+    assert len(last) == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_request_beyond_the_limit_is_refused_alone(world):
+    limit = world.options.max_message_mib * 2**20
+    options = [("grpc.max_send_message_length", -1)]
+    with grpc.insecure_channel(f"127.0.0.1:{world.port}", options=options) as channel:
+        simulating = channel.unary_unary("/RuntimeService/simulate")
+        code, _ = refusal(simulating, bytes(limit + 1), timeout=20)
+        assert code == CODE.RESOURCE_EXHAUSTED
+        empty = simulating(runtime_pb2.SimulationRequest().SerializeToString(), timeout=20)
+    assert not runtime_pb2.SimulationReturn.FromString(empty).rollout_returns
 
 
 def test_a_short_plan_is_held_at_its_end():

@@ -3,13 +3,15 @@
 Two families, never under one name. `alpasim/<metric>` is AlpaSim's number at each tick, `alpasim/scene_score` its
 score. Ours, under the names that rewards and the driving score read: counts of events, as AlpaSim's scorer sees the
 boxes (it shrinks and rounds them; a driver is told of no other road user), and progress along the recorded drive.
-Counts and progress stop at the first end event. A world of ours that is served as an AlpaSim (`alpagym serve`) sends
-its own numbers too, as `alpagym/<measure>`; those then stand under our names.
+Counts and progress stop at the first end event, and pace and speed, which poses give, are undefined after it: what a
+drive earns must not depend on the world it was in. Only the end tells of events, so these are paid then. The distance
+to the recording goes on, as AlpaSim's own does (ADR 46). A world of ours that is served as an AlpaSim
+(`alpagym serve`) sends its own numbers too, as `alpagym/<measure>`; those then stand under our names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import numpy as np
@@ -43,7 +45,10 @@ METRICS: dict[str, Aggregation] = {
 EVENTS = ("collision_any", "collision_front", "collision_lateral", "collision_rear", "offroad", "wrong_lane")
 AGGREGATIONS: dict[int, Aggregation] = {1: "mean", 2: "median", 3: "max", 4: "min", 5: "last"}
 
-TICK_MEASURES: dict[str, Aggregation] = {"along_track_error_m": "last", "distance_to_gt_m": "mean", "speed_mps": "mean"}
+POSE_MEASURES: dict[str, Aggregation] = {"along_track_error_m": "last", "distance_to_gt_m": "mean", "speed_mps": "mean"}
+"""From the poses that a driver is told, so each tick has them."""
+
+UNTIL_EVENT = ("along_track_error_m", "speed_mps")
 END_MEASURES = ("collision_at_fault_count", "collision_count", "initial_fault", "offroad_count", "progress")
 
 EXACT = "alpagym/"
@@ -54,12 +59,14 @@ GT_CUT_M = 4.0
 
 STANDING_M = 5.0
 FULL_SCORE_PROGRESS = 0.8
+GOAL_PROGRESS = 0.99
 
 
 def end_measures() -> dict[str, Literal["tick", "end"]]:
     """Every measure of this world and when it comes."""
-    late = [*END_MEASURES, *(f"alpasim/{name}" for name in METRICS), "alpasim/scene_score"]
-    return {**dict.fromkeys(TICK_MEASURES, "tick"), **dict.fromkeys(late, "end")}  # type: ignore[dict-item]
+    late = [*UNTIL_EVENT, *END_MEASURES, *(f"alpasim/{name}" for name in METRICS), "alpasim/scene_score"]
+    timely = [name for name in POSE_MEASURES if name not in UNTIL_EVENT]
+    return {**dict.fromkeys(timely, "tick"), **dict.fromkeys(late, "end")}  # type: ignore[dict-item]
 
 
 def measures_of(
@@ -107,6 +114,23 @@ def measures_of(
     out["progress"] = MeasureSeries(tick_us.copy(), progress[held], progress_valid[held], "last")
     out["alpasim/scene_score"] = _scene_score(out, tick_us)
     return out | {name: series for name, series in exact.items() if name in END_MEASURES}
+
+
+def ticks_until_event(measures: Mapping[str, MeasureSeries], *, standing: bool) -> int:
+    """How many of a drive's samples its first end event leaves defined: those up to the tick in which it happens.
+
+    Args:
+        measures: as `measures_of` makes them.
+        standing: the recording stays where it is, so there is no goal to reach.
+
+    """
+    progress = measures["progress"].value
+    happened = (progress >= GOAL_PROGRESS) & (not standing)
+    for name in ("collision_count", "offroad_count"):
+        happened = happened | (measures[name].value > 0.0)
+    # What is true at the handover is no event of the drive.
+    first = np.flatnonzero(happened[1:])
+    return int(first[0]) + 2 if len(first) else len(progress)
 
 
 def _at_ticks(

@@ -41,6 +41,7 @@ from alpagym_runtime.simulators.alpasim.frames import CameraFrames, DecodePool, 
 from alpagym_runtime.simulators.alpasim.image_message import read_image
 from alpagym_runtime.simulators.alpasim.replies import TERMINATE, drive_replies
 from alpagym_runtime.simulators.alpasim.session_table import Ego, SessionTable
+from alpagym_runtime.simulators.alpasim.trajectories import read_poses
 from alpagym_runtime.simulators.alpasim.wire import common_pb2, egodriver_pb2
 from alpagym_runtime.types import Labels, Observation, PolicySpec
 
@@ -696,17 +697,14 @@ def read_ego(trajectory: common_pb2.Trajectory, what: str) -> Ego | None:
         Refused: a number is not finite, or a quaternion is no rotation (its time is named).
 
     """
-    poses = trajectory.poses
-    if not poses:
+    count = len(trajectory.poses)
+    if not count:
         return None
-    if len(poses) > MANY:
-        raise Refused(INVALID, f"{what} has {len(poses)} poses; at most {MANY} are taken")
-    rows = []
-    for item in poses:
-        vec, quat = item.pose.vec, item.pose.quat
-        rows.append((vec.x, vec.y, vec.z, quat.w, quat.x, quat.y, quat.z))
-    time_us = np.array([_time(item.timestamp_us, f"a pose of {what}") for item in poses], np.int64)
-    pose = np.array(rows, np.float64)
+    if count > MANY:
+        raise Refused(INVALID, f"{what} has {count} poses; at most {MANY} are taken")
+    times, pose = read_poses(trajectory)
+    _time(int(times.max()), f"a pose of {what}")
+    time_us = times.astype(np.int64)
     norm = np.sqrt((pose[:, 3:] * pose[:, 3:]).sum(axis=1))
     bad = ~(np.isfinite(pose).all(axis=1) & (norm > 1e-6))
     if bad.any():
@@ -714,7 +712,7 @@ def read_ego(trajectory: common_pb2.Trajectory, what: str) -> Ego | None:
         raise Refused(INVALID, f"{what} at {time_us[at]} us is no pose: {pose[at].tolist()} (x, y, z; w, x, y, z)")
     # What is of norm 1 as far as float32 can say stays as it came: a pose that is sent is a pose that is seen.
     pose[:, 3:] /= np.where(np.abs(norm - 1.0) < 3e-7, 1.0, norm)[:, None]
-    if len(rows) > 1 and (np.diff(time_us) <= 0).any():
+    if count > 1 and (np.diff(time_us) <= 0).any():
         time_us, first = np.unique(time_us, return_index=True)
         pose = pose[first]
     return Ego(time_us, pose)
@@ -765,3 +763,4 @@ def _warm_up(spec: PolicySpec) -> None:
     table.label(row, ("recorded_plan_rig",))
     table.along_recording(row)
     drive_replies(np.zeros((1, spec.plan_steps, 3), np.float32), table.pose_at_now(row), row, 100_000, False)
+    read_poses(common_pb2.Trajectory())

@@ -24,7 +24,14 @@ from numpy.typing import NDArray
 from alpagym_runtime.errors import ConfigError
 from alpagym_runtime.pictures import frame_format
 from alpagym_runtime.simulators.alpasim.config import AlpasimConfig
-from alpagym_runtime.simulators.alpasim.measures import STANDING_M, TICK_MEASURES, end_measures, measures_of
+from alpagym_runtime.simulators.alpasim.measures import (
+    POSE_MEASURES,
+    STANDING_M,
+    UNTIL_EVENT,
+    end_measures,
+    measures_of,
+    ticks_until_event,
+)
 from alpagym_runtime.simulators.alpasim.runtimes import Order, RuntimePool
 from alpagym_runtime.simulators.alpasim.server import DriverServer, Refused, Session
 from alpagym_runtime.simulators.alpasim.wire import runtime_pb2
@@ -48,8 +55,8 @@ log = logging.getLogger(__name__)
 
 LABELS = ("target_plan_rig", "recorded_plan_rig")
 FIELDS = ("ego_history_rig", "ego_dynamics_rig", "route_rig", "actors_rig", "camera_rays")
-NAMES = tuple(TICK_MEASURES)
-PROGRESS = len(NAMES)  # column of the furthest share, beside the tick measures
+NAMES = tuple(POSE_MEASURES)
+PROGRESS = len(NAMES)  # column of the furthest share, beside them
 
 
 @dataclass
@@ -459,7 +466,10 @@ class AlpasimSimulator:
             column[:, PROGRESS].copy(),
             known[:, PROGRESS].copy(),
         )
-        for m, (name, aggregation) in enumerate(TICK_MEASURES.items()):
+        kept = ticks_until_event(out, standing=slot.arc_m[1] < STANDING_M)
+        for m, (name, aggregation) in enumerate(POSE_MEASURES.items()):
+            if name in UNTIL_EVENT:
+                known[kept:, m] = False
             out[name] = MeasureSeries(time_us.copy(), column[:, m].copy(), known[:, m].copy(), aggregation)
         return out
 
@@ -498,7 +508,9 @@ def _more_rows(array: NDArray[Any], count: int) -> NDArray[Any]:
 
 
 def _columns(values: NDArray[np.float64], valid: NDArray[np.bool_]) -> Measures:
+    """Those that come each tick; [n,PROGRESS] in the order of `NAMES`."""
+    timely = [(m, name) for m, name in enumerate(NAMES) if name not in UNTIL_EVENT]
     return Measures(
-        {name: np.where(valid[:, m], values[:, m], 0.0) for m, name in enumerate(NAMES)},
-        {name: valid[:, m].copy() for m, name in enumerate(NAMES)},
+        {name: np.where(valid[:, m], values[:, m], 0.0) for m, name in timely},
+        {name: valid[:, m].copy() for m, name in timely},
     )

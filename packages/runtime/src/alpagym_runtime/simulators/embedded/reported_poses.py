@@ -36,6 +36,8 @@ def ego_poses(states: Float, times_us: Times) -> Float:
     k, rest = np.divmod(times_us, STEP_US)
     if len(times_us) and (times_us.min() < 0 or times_us.max() > (len(states) - 1) * STEP_US):
         raise ValueError(f"times {times_us.min()} to {times_us.max()} us, states 0 to {(len(states) - 1) * STEP_US} us")
+    if not rest.any():
+        return states[k, :3]
     a, b = states[k], states[np.minimum(k + 1, len(states) - 1)]
     t = (rest / STEP_US)[:, None]
     bend = (t - 1.0) * t

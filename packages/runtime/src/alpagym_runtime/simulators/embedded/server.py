@@ -30,6 +30,7 @@ from alpagym_runtime.run_config import DatasetSection
 from alpagym_runtime.simulators.alpasim import services
 from alpagym_runtime.simulators.alpasim.calibration import write_camera
 from alpagym_runtime.simulators.alpasim.server import SESSION_ID, is_loopback
+from alpagym_runtime.simulators.alpasim.trajectories import read_poses
 from alpagym_runtime.simulators.alpasim.wire import common_pb2, runtime_pb2, sensorsim_pb2
 from alpagym_runtime.simulators.embedded.camera_config import STEP_US, CamerasConfig
 from alpagym_runtime.simulators.embedded.config import EmbeddedConfig
@@ -38,7 +39,6 @@ from alpagym_runtime.simulators.embedded.server_messages import RolloutError
 from alpagym_runtime.simulators.embedded.server_rollout import (
     PLAN_STEP_US,
     PLAN_STEPS,
-    NoLog,
     Rollout,
     RolloutLog,
     RolloutOptions,
@@ -98,7 +98,7 @@ class WorldServer:
     Args:
         options: see `ServeOptions`.
         simulator: the world; one rollout a slot. It is closed with the server.
-        open_log: makes the log of a rollout's attempt, given scene and session.
+        open_log: makes the log of a rollout's attempt, given scene and session; None: nothing is logged.
 
     """
 
@@ -111,7 +111,7 @@ class WorldServer:
         self.options, self.simulator = options, simulator
         self.port = 0
         self.counts = ServeCounts()
-        self._open_log = open_log or (lambda scene_id, session_id: NoLog())
+        self._open_log = open_log
         self._scenes = frozenset(simulator.spec.scenes)
         self._running: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -183,7 +183,8 @@ class WorldServer:
         await server.start()
         for name in ("", services.RUNTIME):
             await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
-        world = SharedWorld(self.simulator, PLAN_STEPS, options.rollout.pose_reporting_interval_us, self._loop)
+        interval_us = options.rollout.pose_reporting_interval_us
+        world = SharedWorld(self.simulator, PLAN_STEPS, interval_us, self._loop, look=self._open_log is not None)
         self._world = world
         self._slots: asyncio.Queue[int] = asyncio.Queue()
         for slot in range(self.simulator.spec.slots):
@@ -321,14 +322,15 @@ class WorldServer:
     async def _attempt(self, spec: runtime_pb2.RolloutSpec, session_id: str, slot: int, driver: str) -> Return:
         answer = Return()
         try:
-            record = self._open_log(spec.scenario_id, session_id)
+            record = None if self._open_log is None else self._open_log(spec.scenario_id, session_id)
             try:
                 rollout = Rollout(self.options.rollout, self._world, slot, spec.scenario_id, session_id, record)
                 answer = await rollout.run(driver)
                 answer.rollout_spec.CopyFrom(spec)
                 return answer
             finally:
-                record.close()
+                if record is not None:
+                    record.close()
         except RolloutError as err:
             kind, answer.error, answer.error_code = "ROLLOUT", str(err), err.code  # type: ignore[assignment]
         except grpc.aio.AioRpcError as err:
@@ -408,6 +410,7 @@ def _compile(simulator: EmbeddedSimulator) -> None:
     while batch.ended[0] == Ended.RUNNING:
         simulator.send(slot, plan_decision(np.zeros((1, PLAN_STEPS, 3), np.float32)), np.zeros(1, bool))
         batch = simulator.receive(1, 600.0)
+    read_poses(common_pb2.Trajectory())
 
 
 class _DriverPool:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from alpagym_runtime.geometry import wrap_angle
 from alpagym_runtime.simulators.alpasim.replies import pose_records, varint
+from alpagym_runtime.simulators.alpasim.trajectories import read_poses
 from alpagym_runtime.simulators.alpasim.wire import common_pb2, egodriver_pb2
 
 Float = NDArray[np.float64]
@@ -90,11 +91,14 @@ def recording(session_id: str, now_us: int, poses_rig: Float, time_us: NDArray[n
 
 def image(session_id: str, camera: str, start_us: int, end_us: int, data: bytes) -> bytes:
     """`RolloutCameraImage`."""
-    picture = b"\x11" + start_us.to_bytes(8, "little") + b"\x19" + end_us.to_bytes(8, "little")
-    return field(1, session_id.encode()) + field(3, picture + field(4, data) + field(5, camera.encode()))
+    times = b"\x11" + start_us.to_bytes(8, "little") + b"\x19" + end_us.to_bytes(8, "little")
+    head, tail = times + b"\x22" + varint(len(data)), field(5, camera.encode())
+    # Put together once: a picture is large.
+    size = varint(len(head) + len(data) + len(tail))
+    return b"".join((field(1, session_id.encode()), b"\x1a", size, head, data, tail))
 
 
-def read_plan(plan: common_pb2.Trajectory, now_us: int, query_us: int) -> tuple[NDArray[np.int64], Float]:
+def read_plan(plan: common_pb2.Trajectory, now_us: int, query_us: int) -> tuple[NDArray[np.uint64], Float]:
     """Times [K] and planar poses [K,3] of an answer, after AlpaSim's own checks.
 
     Raises:
@@ -102,7 +106,8 @@ def read_plan(plan: common_pb2.Trajectory, now_us: int, query_us: int) -> tuple[
             numbers that are not finite, or a quaternion that is not of norm 1.
 
     """
-    times = [item.timestamp_us for item in plan.poses]
+    times_us, poses = read_poses(plan)
+    times = times_us.tolist()
     if not times:
         raise RolloutError(f"drive at {now_us} us answered an empty plan where the policy drives")
     if any(b <= a for a, b in itertools.pairwise(times)):
@@ -112,22 +117,22 @@ def read_plan(plan: common_pb2.Trajectory, now_us: int, query_us: int) -> tuple[
             f"Interpolation timestamp {query_us if times[0] <= now_us else now_us} is outside range "
             f"[{times[0]}, {times[-1]}] of the plan"
         )
-    rows = []
-    for item in plan.poses:
-        v, q = item.pose.vec, item.pose.quat
-        rows.append((v.x, v.y, q.w, q.x, q.y, q.z))
-    poses = np.array(rows, np.float64)
-    w, x, y, z = poses[:, 2:].T
+    # What AlpaSim's controller and measures read; it leaves z alone.
+    rows = poses[:, [0, 1, 3, 4, 5, 6]]
+    w, x, y, z = rows[:, 2:].T
     # A comparison with NaN is false.
-    good = np.isfinite(poses).all(axis=1) & (np.abs(w * w + x * x + y * y + z * z - 1.0) <= NORM_TOLERANCE)
+    good = np.isfinite(rows).all(axis=1) & (np.abs(w * w + x * x + y * y + z * z - 1.0) <= NORM_TOLERANCE)
     if not good.all():
         at = int(np.flatnonzero(~good)[0])
-        raise RolloutError(f"the plan's pose at {times[at]} us is none: {rows[at]} (x, y; quaternion w, x, y, z)")
+        what = f"{tuple(rows[at].tolist())} (x, y; quaternion w, x, y, z)"
+        raise RolloutError(f"the plan's pose at {times[at]} us is none: {what}")
     yaw = np.arctan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))
-    return np.array(times, np.int64), np.stack([poses[:, 0], poses[:, 1], np.unwrap(yaw)], axis=1)
+    if (np.abs(np.diff(yaw)) > np.pi).any():
+        yaw = np.unwrap(yaw)
+    return times_us, np.stack([rows[:, 0], rows[:, 1], yaw], axis=1)
 
 
-def plan_at_steps(times: NDArray[np.int64], poses_rig: Float, now_us: int, step_us: int, steps: int) -> Float:
+def plan_at_steps(times: NDArray[np.integer], poses_rig: Float, now_us: int, step_us: int, steps: int) -> Float:
     """A plan [T,3] at now + step … now + T·step; after its end the last pose is held, so the car brakes to it."""
     at = now_us + step_us * np.arange(1, steps + 1)
     out = np.stack([np.interp(at, times, poses_rig[:, c]) for c in range(3)], axis=1)

@@ -25,6 +25,8 @@ from alpagym_runtime.types import Ended, EpisodeRequest, Failure, Frame, Measure
 
 log = logging.getLogger(__name__)
 
+NOBODY = np.zeros(0, np.int64), np.zeros((0, 3))
+
 
 @dataclass(frozen=True)
 class Tick:
@@ -36,7 +38,8 @@ class Tick:
         reported: [P,3] those poses, rig x, y, yaw in the scene's local frame.
         dynamics: [7] velocity xyz, acceleration xyz, yaw rate, rig frame.
         route: [R,2] m, rig frame; NaN beyond its end.
-        actors: who is there, by index among the scene's actors [A], and box centres [A,3], local.
+        actors: who is there, by index among the scene's actors [A], and box centres [A,3], local; nobody unless asked
+            for.
         controls: the policy decides; False: the recording drives.
         ended: how, or RUNNING.
         failure: why it cannot go on.
@@ -80,13 +83,20 @@ class SharedWorld:
         simulator: stepped by this thread only.
         interval_us: between the poses that it reports; 0: only each tick's.
         loop: where the rollouts live.
+        look: tell who else is there.
 
     """
 
     def __init__(
-        self, simulator: EmbeddedSimulator, plan_steps: int, interval_us: int, loop: asyncio.AbstractEventLoop
+        self,
+        simulator: EmbeddedSimulator,
+        plan_steps: int,
+        interval_us: int,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        look: bool,
     ) -> None:
-        self.simulator = simulator
+        self.simulator, self._look = simulator, look
         self._interval_us = interval_us
         self._told: dict[int, int] = {}  # slot: time of its last tick
         self._loop = loop
@@ -191,7 +201,6 @@ class SharedWorld:
         observation: dict[str, NDArray[Any]] = batch.observation
         route = observation["route_rig"][row].copy()
         route[~observation["route_mask"][row]] = np.nan
-        nobody = np.zeros(0, np.int64), np.zeros((0, 3))
         # What was recorded before the first tick goes out as densely as it is.
         before_us, interval_us = -STEP_US, STEP_US
         if slot in self._told:
@@ -204,7 +213,7 @@ class SharedWorld:
             reported=np.zeros((0, 3)) if failure is not None else self.simulator.poses(slot, times),
             dynamics=observation["ego_dynamics_rig"][row],
             route=route,
-            actors=nobody if failure is not None else self._actors(slot),
+            actors=self._actors(slot) if self._look and failure is None else NOBODY,
             controls=bool(batch.controls[row]),
             ended=Ended(int(batch.ended[row])),
             failure=failure,
