@@ -15,7 +15,7 @@ from alpagym_alpamayo_r1.vision_cache import VisionCache
 from alpagym_plugins import ConfigError
 from alpagym_runtime.deploy_config import LoraSection
 from alpagym_runtime.testing.examples import example_observation
-from alpagym_runtime.trainers.lora import add_adapters
+from alpagym_runtime.trainers.lora import adapters, add_adapters, merged, restore_adapters
 from alpagym_runtime.types import Sampling
 
 
@@ -133,6 +133,42 @@ def test_the_engine_reads_adapters_that_are_added_later(prompts):
         np.testing.assert_allclose(velocity, model.velocity(prefix)(noise, time), atol=1e-4)
     assert not torch.equal(engine.write(prefix, greedy, 8), before["tokens"])
     assert (velocity - before["velocity"]).abs().max() > 0.01
+
+
+@pytest.mark.gpu
+def test_adapters_change_below_captured_graphs():
+    model, processor = make_tiny(seed=3)
+    model.cuda()
+    samples = [example_drive(speed, 1, cameras=(1,), frames=2) for speed in (8.0, 12.0)]
+    batch = processor.encode(samples, LAYOUTS["rl_1_5"], generate=True).to(model.device)
+    engine = GraphEngine(model, 2, 400)
+    add_adapters(model, LoraSection(rank=2, alpha=4.0, targets=["*"]), seed=1)
+    noise, time = torch.randn(2, 64, 2, device="cuda"), torch.zeros(2, device="cuda")
+
+    def numbers():
+        seen, prefix = [], engine.read(batch)
+
+        def choose(logits, step):
+            seen.append(logits.clone())
+            return torch.full((2,), step, device="cuda")
+
+        engine.write(prefix, choose, 6)
+        return torch.stack(seen).cpu(), engine.velocity(prefix)(noise, time).cpu(), engine._decode._graph
+
+    with torch.no_grad():
+        for parameter in adapters(model).values():
+            parameter.normal_(std=0.2)
+        first = numbers()
+        other = {name: torch.randn_like(value) * 0.2 for name, value in adapters(model).items()}
+        restore_adapters(model, other)
+        second = numbers()
+        # The weights with the adapters multiplied into them do the same; float32 products of 10 bits' mantissa.
+        model.load_state_dict(merged(model) | {name: torch.zeros_like(value) for name, value in other.items()})
+        third = numbers()
+    for before, got, expected in zip(first[:2], second[:2], third[:2], strict=True):
+        assert (got - before).abs().max() > 0.1
+        np.testing.assert_allclose(got, expected, atol=1e-2)
+    assert first[2] is second[2] is third[2]
 
 
 def test_too_small_a_context_is_refused(prompts):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from alpagym_plugins import ConfigError, Problem, check_choice, check_range
@@ -146,6 +146,8 @@ class AlpamayoTinyConfig(_Driving):
     Attributes:
         hidden: width of its layers.
         future_bins: of each number of a plan; 1.5 has 3000. Fewer are learned from fewer drives, and cost less.
+        waypoints: of a plan, 0.1 s apart; 1.5 has 64, of which a car that decides again after 0.5 s follows few.
+        denoising_steps: of the expert when it drives; 1.5 has ten.
         seed: of the first weights.
 
     """
@@ -155,6 +157,8 @@ class AlpamayoTinyConfig(_Driving):
     width: int = 96
     hidden: int = 64
     future_bins: int = 3000
+    waypoints: int = 64
+    denoising_steps: int = 10
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -163,7 +167,13 @@ class AlpamayoTinyConfig(_Driving):
         if self.hidden % 8:
             raise ConfigError(f"must be a multiple of 8, got {self.hidden}", key="hidden")
         check_range("future_bins", self.future_bins, minimum=16, maximum=3000)
+        check_range("waypoints", self.waypoints, minimum=4, maximum=64)
+        check_range("denoising_steps", self.denoising_steps, minimum=1, maximum=1000)
         check_range("seed", self.seed, minimum=0, maximum=2**63 - 1)
+
+    def spec(self) -> PolicySpec:
+        """What it reads and answers; needs no torch."""
+        return replace(super().spec(), plan_steps=self.waypoints)
 
     def build(self, device: str = "cpu") -> AlpamayoPolicy:
         """The policy with fresh weights."""

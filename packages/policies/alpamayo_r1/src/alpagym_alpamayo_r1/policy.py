@@ -632,6 +632,8 @@ def tiny_policy(config: AlpamayoTinyConfig, device: str) -> AlpamayoPolicy:
         hidden=config.hidden,
         expert_hidden=config.hidden * 3 // 4,
         future_bins=config.future_bins,
+        waypoints=config.waypoints,
+        denoising_steps=config.denoising_steps,
         pixels=max(config.height * config.width, 32 * 32),
     )
     return AlpamayoPolicy(config, *make_tiny(size, seed=config.seed), device=device)
