@@ -155,6 +155,18 @@ def test_tokens_of_the_first_seconds_can_be_a_plan():
     np.testing.assert_allclose(part.score(observation, b, Sampling()).log_prob.detach(), b.log_prob, atol=1e-6)
 
 
+def test_a_small_plan_has_fewer_way_points_and_steps():
+    small = {"rows": 2, "waypoints": 20, "denoising_steps": 5}
+    for head, name, shape in (("tokens", "tokens", (2, 40)), ("expert", "denoising", (2, 6, 20, 2))):
+        policy = AlpamayoTinyConfig(head=head, **small).build()
+        assert policy.spec.plan_steps == 20
+        observation, seeds = example_observation(policy.spec, 2), np.arange(2, dtype=np.uint64)
+        decision = policy.act(observation, seeds, Sampling())
+        assert decision.plan_rig.shape == (2, 20, 3)
+        assert decision.trace[name].shape == shape
+        assert policy.imitation_loss(observation, decision.plan_rig).shape == (2,)
+
+
 def test_some_steps_and_some_way_points_of_the_expert_count():
     # Three of ten steps, 20 of 64 way-points: the plan is the same as with all way-points, the density is of fewer.
     options = {"head": "expert", "rows": 2, "noise_steps": 3}
@@ -297,6 +309,8 @@ def test_released_policies_need_a_path():
         ({"frames": 0}, "frames"),
         ({"noise_steps": 0}, "noise_steps"),
         ({"decided_s": 6.5}, "decided_s"),
+        ({"waypoints": 65}, "waypoints"),
+        ({"denoising_steps": 0}, "denoising_steps"),
     ],
 )
 def test_wrong_options_name_their_key(values, key):
