@@ -1,6 +1,7 @@
 """What a tick of an Alpamayo-sized policy costs on one GPU, whole and by part. Random weights, made on the device.
 
-    python benchmarks/vla.py [--rows 8] [--reasoning 32] [--repeats 5] [--eager] [--profile FILE] [--out FILE]
+    python benchmarks/vla.py [--rows 8] [--reasoning 32] [--repeats 5] [--eager] [--products library tuned]
+        [--profile FILE] [--out FILE]
     python benchmarks/vla.py --adapters [--rows 8] [--out FILE]
     python benchmarks/vla.py --learn [--rows 8] [--memory-gb 80] [--out FILE]
 
@@ -249,9 +250,9 @@ def drive(model: AlpamayoModel, processor: Processor, options: argparse.Namespac
         eager = AlpamayoPolicy(config, model, processor, "cuda")
         wall = milliseconds(lambda: ticks.act(eager, 4), options.repeats)
         show("eager: tick, 16 new pictures a row, ms", wall)
-    tuned, kernels_of = engine_module.TUNED, []
-    for label, products in (("library", {}), ("tuned", tuned)):
-        engine_module.TUNED = products
+    kinds, kernels_of = {"library": {}, "tuned": engine_module.TUNED}, []
+    for label in options.products:
+        engine_module.TUNED = kinds[label]
         own = partial(_show_with, show, label)
         policy = AlpamayoPolicy(replace(config, engine="graph"), model, processor, "cuda")
         with torch.no_grad():
@@ -272,6 +273,7 @@ def _show_with(show: Show, label: str, name: str, value: float) -> None:
 def adapters(model: AlpamayoModel, processor: Processor, rows: int, show: Show) -> None:
     """Swap adapters of rank 16 below captured graphs; logits beside those of weights into which they are multiplied."""
     config = Alpamayo15Config(head="tokens", rows=rows, engine="graph", context=3584)
+    engine_module.TUNED = {}  # tuning the thin products as well takes minutes
     policy = AlpamayoPolicy(config, model, processor, "cuda")
     engine = policy._engine
     assert engine is not None
@@ -312,6 +314,7 @@ def main() -> None:
     parser.add_argument("--reasoning", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--eager", action="store_true", help="also without the engine")
+    parser.add_argument("--products", nargs="+", default=["library", "tuned"], choices=("library", "tuned"))
     parser.add_argument("--profile", type=Path, help="write each part's kernels there")
     parser.add_argument("--adapters", action="store_true", help="swap adapters below captured graphs")
     parser.add_argument("--learn", action="store_true", help="act, and step on one decision at a time, by adapters")

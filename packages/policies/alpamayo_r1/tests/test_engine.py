@@ -136,6 +136,7 @@ def test_the_engine_reads_adapters_that_are_added_later(prompts):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
 def test_adapters_change_below_captured_graphs():
     model, processor = make_tiny(seed=3)
     model.cuda()

@@ -61,6 +61,8 @@ class _Driving:
             drawn, and no log-probability is known. The sampling's temperature scales both.
         noise_steps: of the expert's steps, the first so many draw noise and are scored, the others follow the flow;
             null: all. A score costs a forward of the expert each.
+        noise_modes: noise of the expert's steps moves so many cosines of each action over the plan, the constant one
+            first, and a step's density is of these; null: each way-point has its own noise, which averages out.
         decided_s: seconds of a plan that are decided; the rest is decided again before it is driven, earns nothing and
             only widens the ratio. head tokens: what comes later is not written, the plan keeps speed and curvature.
             head expert: its coordinates do not count in the log-probability.
@@ -86,6 +88,7 @@ class _Driving:
     reasoning_tokens: int = 0
     noise_level: float = 0.5
     noise_steps: int | None = None
+    noise_modes: int | None = None
     decided_s: float = 6.4
     train_backbone: bool = False
     engine: str = "eager"
@@ -113,6 +116,8 @@ class _Driving:
         check_range("noise_level", self.noise_level, minimum=0.0, maximum=2.0)
         if self.noise_steps is not None:
             check_range("noise_steps", self.noise_steps, minimum=1, maximum=1000)
+        if self.noise_modes is not None:
+            check_range("noise_modes", self.noise_modes, minimum=1, maximum=64)
         check_range("decided_s", self.decided_s, minimum=0.1, maximum=6.4)
         for name in self.cameras:
             check_choice("cameras", name, CAMERA_NAMES)

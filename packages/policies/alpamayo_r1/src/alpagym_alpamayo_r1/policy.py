@@ -85,6 +85,7 @@ class AlpamayoPolicy:
         self._reasons = config.reasoning_tokens
         self._train_backbone = config.train_backbone
         self._noise_level, self._noise_steps = config.noise_level, config.noise_steps
+        self._noise_modes = config.noise_modes
         self._decided = min(
             round(config.decided_s / model.future.action_space.step_s), model.future.action_space.waypoints
         )
@@ -474,7 +475,7 @@ class AlpamayoPolicy:
 
     def _chain(self, sampling: Sampling) -> Chain:
         level = self._noise_level * sampling.temperature
-        return Chain(self._model.denoising_steps, level, self._noise_steps, self._decided)
+        return Chain(self._model.denoising_steps, level, self._noise_steps, self._decided, self._noise_modes)
 
     @property
     def _steps(self) -> int:
