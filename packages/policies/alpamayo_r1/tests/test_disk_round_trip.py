@@ -40,7 +40,14 @@ def stored_drives(options, folder):
         {"head": "expert"},
         {"head": "expert", "cameras": ["front_wide_120fov"], "frames": 2, "reasoning_tokens": 4},
         {"engine": "graph", "waypoints": 20},
-        {"engine": "graph", "waypoints": 20, "denoising_steps": 5, "noise_steps": 3, "head": "expert"},
+        {
+            "engine": "graph",
+            "waypoints": 20,
+            "denoising_steps": 5,
+            "noise_modes": 2,
+            "noise_level": 2.0,
+            "head": "expert",
+        },
     ],
     ids=["words and tokens", "expert", "words and expert", "engine, tokens", "engine, expert"],
 )

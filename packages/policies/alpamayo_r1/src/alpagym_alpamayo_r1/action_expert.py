@@ -110,12 +110,14 @@ class Chain:
 
     The flow dx = v dt keeps its marginals when noise of variance g² dt comes in and the drift gets g²/2 times the
     score, which at x_t = t x + (1 - t) noise is -(x_t - t v) / (1 - t). With g² = level² (1 - t) nothing divides by 0
-    at either end: mean = x + dt (v - level²/2 (x - t v)) and std = level · sqrt((1 - t) dt).
+    at either end: mean = x + dt (v - level²/2 (x - t v)) and std = level · sqrt((1 - t) dt). The same holds where noise
+    and what takes it back are projected on a subspace (`modes`): the rest follows the flow.
 
     Attributes:
         steps: S.
         level: of the noise, > 0; towards 0 the chain becomes `euler`.
-        drawn: F; None: all. The others are Euler steps: certain, given x_F, so nothing is lost by not scoring them.
+        drawn: F; None: all. The others are Euler steps, certain given x_F and the weights: what a change of the weights
+            does there has no factor, and earns no gradient.
         counted: way-points whose coordinates count in the density; None: all.
         modes: of each dimension, noise moves so many cosines over the counted way-points, the constant one first, and
             nothing else; None: each way-point has noise of its own.
