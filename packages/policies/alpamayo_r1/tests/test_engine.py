@@ -135,41 +135,28 @@ def test_the_engine_reads_adapters_that_are_added_later(prompts):
     assert (velocity - before["velocity"]).abs().max() > 0.01
 
 
-@pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore")  # of torch's compiler
-def test_adapters_change_below_captured_graphs():
-    model, processor = make_tiny(seed=3)
-    model.cuda()
-    samples = [example_drive(speed, 1, cameras=(1,), frames=2) for speed in (8.0, 12.0)]
-    batch = processor.encode(samples, LAYOUTS["rl_1_5"], generate=True).to(model.device)
+def test_swapped_adapters_do_what_weights_with_them_multiplied_in_do(prompts):
+    _, batch = prompts
+    model, _ = make_tiny(seed=3)
     engine = GraphEngine(model, 2, 400)
     add_adapters(model, LoraSection(rank=2, alpha=4.0, targets=["*"]), seed=1)
-    noise, time = torch.randn(2, 64, 2, device="cuda"), torch.zeros(2, device="cuda")
+    noise, time = torch.randn(2, 64, 2, generator=torch.Generator().manual_seed(1)), torch.zeros(2)
+    dice = torch.Generator().manual_seed(2)
+    swapped = {name: torch.randn(value.shape, generator=dice) * 0.2 for name, value in adapters(model).items()}
 
     def numbers():
-        seen, prefix = [], engine.read(batch)
-
-        def choose(logits, step):
-            seen.append(logits.clone())
-            return torch.full((2,), step, device="cuda")
-
-        engine.write(prefix, choose, 6)
-        return torch.stack(seen).cpu(), engine.velocity(prefix)(noise, time).cpu(), engine._decode._graph
+        prefix = engine.read(batch)
+        return prefix.logits, engine.velocity(prefix)(noise, time)
 
     with torch.no_grad():
-        for parameter in adapters(model).values():
-            parameter.normal_(std=0.2)
-        first = numbers()
-        other = {name: torch.randn_like(value) * 0.2 for name, value in adapters(model).items()}
-        restore_adapters(model, other)
-        second = numbers()
-        # The weights with the adapters multiplied into them do the same; float32 products of 10 bits' mantissa.
-        model.load_state_dict(merged(model) | {name: torch.zeros_like(value) for name, value in other.items()})
-        third = numbers()
-    for before, got, expected in zip(first[:2], second[:2], third[:2], strict=True):
-        assert (got - before).abs().max() > 0.1
-        np.testing.assert_allclose(got, expected, atol=1e-2)
-    assert first[2] is second[2] is third[2]
+        before = numbers()
+        restore_adapters(model, swapped)
+        got = numbers()
+        model.load_state_dict(merged(model) | {name: torch.zeros_like(value) for name, value in swapped.items()})
+        expected = numbers()
+    for a, b, c in zip(before, got, expected, strict=True):
+        assert (b - a).abs().max() > 0.01
+        np.testing.assert_allclose(b, c, atol=1e-4)
 
 
 def test_too_small_a_context_is_refused(prompts):
