@@ -39,8 +39,17 @@ def stored_drives(options, folder):
         {"reasoning_tokens": 4, "cameras": ["front_wide_120fov"], "frames": 2},
         {"head": "expert"},
         {"head": "expert", "cameras": ["front_wide_120fov"], "frames": 2, "reasoning_tokens": 4},
+        {"engine": "graph", "waypoints": 20},
+        {
+            "engine": "graph",
+            "waypoints": 20,
+            "denoising_steps": 5,
+            "noise_modes": 2,
+            "noise_level": 2.0,
+            "head": "expert",
+        },
     ],
-    ids=["words and tokens", "expert", "words and expert"],
+    ids=["words and tokens", "expert", "words and expert", "engine, tokens", "engine, expert"],
 )
 def test_ratios_are_one_after_a_file(options, tmp_path):
     options = {"rows": 2} | options

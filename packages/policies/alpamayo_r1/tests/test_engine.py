@@ -15,7 +15,7 @@ from alpagym_alpamayo_r1.vision_cache import VisionCache
 from alpagym_plugins import ConfigError
 from alpagym_runtime.deploy_config import LoraSection
 from alpagym_runtime.testing.examples import example_observation
-from alpagym_runtime.trainers.lora import add_adapters
+from alpagym_runtime.trainers.lora import adapters, add_adapters, merged, restore_adapters
 from alpagym_runtime.types import Sampling
 
 
@@ -133,6 +133,30 @@ def test_the_engine_reads_adapters_that_are_added_later(prompts):
         np.testing.assert_allclose(velocity, model.velocity(prefix)(noise, time), atol=1e-4)
     assert not torch.equal(engine.write(prefix, greedy, 8), before["tokens"])
     assert (velocity - before["velocity"]).abs().max() > 0.01
+
+
+def test_swapped_adapters_do_what_weights_with_them_multiplied_in_do(prompts):
+    _, batch = prompts
+    model, _ = make_tiny(seed=3)
+    engine = GraphEngine(model, 2, 400)
+    add_adapters(model, LoraSection(rank=2, alpha=4.0, targets=["*"]), seed=1)
+    noise, time = torch.randn(2, 64, 2, generator=torch.Generator().manual_seed(1)), torch.zeros(2)
+    dice = torch.Generator().manual_seed(2)
+    swapped = {name: torch.randn(value.shape, generator=dice) * 0.2 for name, value in adapters(model).items()}
+
+    def numbers():
+        prefix = engine.read(batch)
+        return prefix.logits, engine.velocity(prefix)(noise, time)
+
+    with torch.no_grad():
+        before = numbers()
+        restore_adapters(model, swapped)
+        got = numbers()
+        model.load_state_dict(merged(model) | {name: torch.zeros_like(value) for name, value in swapped.items()})
+        expected = numbers()
+    for a, b, c in zip(before, got, expected, strict=True):
+        assert (b - a).abs().max() > 0.01
+        np.testing.assert_allclose(b, c, atol=1e-4)
 
 
 def test_too_small_a_context_is_refused(prompts):

@@ -130,15 +130,15 @@ def test_the_chain_keeps_the_distribution_of_the_flow():
         t = time[:, None, None]
         return 3 + (0.25 * t - (1 - t)) / (0.25 * t**2 + (1 - t) ** 2) * (x - 3 * t)
 
-    noise = torch.randn(4000, 201, 1, 1, generator=torch.Generator().manual_seed(1))
-    for level in (0.3, 1.0):
+    noise = torch.randn(2000, 201, 2, 1, generator=torch.Generator().manual_seed(1))
+    for level, modes in ((0.3, None), (1.0, None), (1.0, 1)):
         for drawn in (None, 60):
-            chain = Chain(200, level, drawn)
+            chain = Chain(200, level, drawn, modes=modes)
             x, end, log_prob = chain.sample(velocity, noise[:, : chain.factors + 1])
             # Standard errors: 0.5 / sqrt(4000) = 0.008 of the mean, 0.0056 of the deviation.
             assert end.mean() == pytest.approx(3.0, abs=0.03)
             assert end.std() == pytest.approx(0.5, abs=0.025)
-            assert log_prob.shape == (4000, drawn or 200)
+            assert log_prob.shape == (2000, drawn or 200)
             assert torch.equal(chain.log_prob(velocity, x), log_prob)
 
 
@@ -151,6 +151,22 @@ def test_the_density_of_a_step():
     # Three way-points of two coordinates, the first two counted: four such densities.
     _, _, log_prob = Chain(1, 0.5, counted=2).sample(lambda x, t: torch.full_like(x, 2.0), torch.ones(1, 2, 3, 2))
     assert log_prob.item() == pytest.approx(4 * -0.72579, abs=1e-5)
+
+
+def test_noise_of_one_mode_moves_all_way_points_alike():
+    # As above, two way-points at 1, noises 2 and 0: the constant cosine (1, 1) / sqrt 2 holds sqrt 2 of them, that is 1
+    # each. mean = 2.875, x_1 = 3.375 each; log-density of the one coordinate: -(sqrt 2)² / 2 - ln 0.5 - ln(2 pi) / 2.
+    noise = torch.tensor([[[1.0, 1.0], [2.0, 0.0]]])[..., None]
+    x, _, log_prob = Chain(1, 0.5, modes=1).sample(lambda x, t: torch.full_like(x, 2.0), noise)
+    np.testing.assert_allclose(x[0, 1, :, 0], [3.375, 3.375])
+    assert log_prob.item() == pytest.approx(-1.22579, abs=1e-5)
+    # Noise that sums to 0 moves nothing.
+    noise[0, 1, :, 0] = torch.tensor([1.0, -1.0])
+    x, _, log_prob = Chain(1, 0.5, modes=1).sample(lambda x, t: torch.full_like(x, 2.0), noise)
+    np.testing.assert_allclose(x[0, 1, :, 0], [2.875, 2.875])
+    x, _, _ = Chain(1, 0.5, counted=1, modes=1).sample(lambda x, t: torch.full_like(x, 2.0), noise)
+    # The second has no noise and no drift back: 1 + 2.
+    np.testing.assert_allclose(x[0, 1, :, 0], [3.375, 3.0])
 
 
 def test_what_follows_the_drawn_steps_is_certain():
@@ -175,6 +191,18 @@ def test_tokens_of_the_first_seconds_can_be_a_plan():
     np.testing.assert_allclose(length, np.broadcast_to(length[:, :1], length.shape), rtol=1e-4)
     np.testing.assert_allclose(turn, np.broadcast_to(turn[:, :1], turn.shape), atol=1e-5)
     np.testing.assert_allclose(part.score(observation, b, Sampling()).log_prob.detach(), b.log_prob, atol=1e-6)
+
+
+def test_a_small_plan_has_fewer_way_points_and_steps():
+    small = {"rows": 2, "waypoints": 20, "denoising_steps": 5}
+    for head, name, shape in (("tokens", "tokens", (2, 40)), ("expert", "denoising", (2, 6, 20, 2))):
+        policy = AlpamayoTinyConfig(head=head, **small).build()
+        assert policy.spec.plan_steps == 20
+        observation, seeds = example_observation(policy.spec, 2), np.arange(2, dtype=np.uint64)
+        decision = policy.act(observation, seeds, Sampling())
+        assert decision.plan_rig.shape == (2, 20, 3)
+        assert decision.trace[name].shape == shape
+        assert policy.imitation_loss(observation, decision.plan_rig).shape == (2,)
 
 
 def test_some_steps_and_some_way_points_of_the_expert_count():
@@ -319,6 +347,9 @@ def test_released_policies_need_a_path():
         ({"frames": 0}, "frames"),
         ({"noise_steps": 0}, "noise_steps"),
         ({"decided_s": 6.5}, "decided_s"),
+        ({"waypoints": 65}, "waypoints"),
+        ({"denoising_steps": 0}, "denoising_steps"),
+        ({"noise_modes": 0}, "noise_modes"),
     ],
 )
 def test_wrong_options_name_their_key(values, key):

@@ -110,13 +110,17 @@ class Chain:
 
     The flow dx = v dt keeps its marginals when noise of variance g² dt comes in and the drift gets g²/2 times the
     score, which at x_t = t x + (1 - t) noise is -(x_t - t v) / (1 - t). With g² = level² (1 - t) nothing divides by 0
-    at either end: mean = x + dt (v - level²/2 (x - t v)) and std = level · sqrt((1 - t) dt).
+    at either end: mean = x + dt (v - level²/2 (x - t v)) and std = level · sqrt((1 - t) dt). The same holds where noise
+    and what takes it back are projected on a subspace (`modes`): the rest follows the flow.
 
     Attributes:
         steps: S.
         level: of the noise, > 0; towards 0 the chain becomes `euler`.
-        drawn: F; None: all. The others are Euler steps: certain, given x_F, so nothing is lost by not scoring them.
+        drawn: F; None: all. The others are Euler steps, certain given x_F and the weights: what a change of the weights
+            does there has no factor, and earns no gradient.
         counted: way-points whose coordinates count in the density; None: all.
+        modes: of each dimension, noise moves so many cosines over the counted way-points, the constant one first, and
+            nothing else; None: each way-point has noise of its own.
 
     """
 
@@ -124,6 +128,7 @@ class Chain:
     level: float
     drawn: int | None = None
     counted: int | None = None
+    modes: int | None = None
 
     @property
     def factors(self) -> int:
@@ -145,7 +150,7 @@ class Chain:
         log_prob = []
         for k in range(self.factors):
             mean, std = self._step(velocity, x[-1], k)
-            x.append((mean + std * noise[:, k + 1].double()).float())
+            x.append((mean + std * self._within(noise[:, k + 1].double())).float())
             log_prob.append(self._log_density(x[-1], mean, std))
         actions = euler(velocity, x[-1], self.steps, self.factors)
         return torch.stack(x, 1), actions, torch.stack(log_prob, 1)
@@ -168,13 +173,31 @@ class Chain:
         """Mean [B,T,D] f64 and standard deviation of step k."""
         t, dt = k / self.steps, 1.0 / self.steps
         v = velocity(x, torch.full((len(x),), t, device=x.device)).double()
-        mean = x.double() + dt * (v - 0.5 * self.level**2 * (x.double() - t * v))
+        back = self._within(x.double() - t * v)
+        mean = x.double() + dt * (v - 0.5 * self.level**2 * back)
         return mean, self.level * math.sqrt((1.0 - t) * dt)
 
     def _log_density(self, x: Tensor, mean: Tensor, std: float) -> Tensor:
-        """[B] log-density of x [B,T,D] f32 under independent Gaussians, of the way-points that count."""
-        z = ((x.double() - mean) / std)[:, : self.counted]
+        """[B] log-density of x [B,T,D] f32 under independent Gaussians, of the modes or way-points that count."""
+        z = (x.double() - mean) / std
+        z = z[:, : self.counted] if self.modes is None else self._cosines(z).mT @ z
         return (-0.5 * z * z - math.log(std) - 0.5 * math.log(2.0 * math.pi)).sum((-2, -1))
+
+    def _within(self, x: Tensor) -> Tensor:
+        """The part of x [B,T,D] that noise moves."""
+        if self.modes is None:
+            return x
+        cosines = self._cosines(x)
+        return cosines @ (cosines.mT @ x)
+
+    def _cosines(self, like: Tensor) -> Tensor:
+        """[T,M] orthonormal, 0 behind the counted way-points."""
+        assert self.modes is not None
+        waypoints = like.shape[1]
+        count = min(self.counted or waypoints, waypoints)
+        place = (torch.arange(count, device=like.device, dtype=torch.float64) + 0.5) * (math.pi / count)
+        waves = torch.cos(place[:, None] * torch.arange(min(self.modes, count), device=like.device))
+        return nn.functional.pad(waves / waves.norm(dim=0), (0, 0, 0, waypoints - count))
 
 
 def training_times(uniform: Tensor) -> Tensor:

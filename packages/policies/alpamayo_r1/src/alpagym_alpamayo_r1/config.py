@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from alpagym_plugins import ConfigError, Problem, check_choice, check_range
@@ -64,6 +64,8 @@ class _Driving:
         noise_correlation: with head tokens, of the draws of one coordinate from a waypoint to the next, AR(1); 0: as
             published. White draws of 64 steps average out, so that the plans of a group hardly differ in speed;
             `log_prob` stays the tokens' own (ADR 83).
+        noise_modes: noise of the expert's steps moves so many cosines of each action over the plan, the constant one
+            first, and a step's density is of these; null: each way-point has its own noise, which averages out.
         decided_s: seconds of a plan that are decided; the rest is decided again before it is driven, earns nothing and
             only widens the ratio. head tokens: what comes later is not written, the plan keeps speed and curvature.
             head expert: its coordinates do not count in the log-probability.
@@ -90,6 +92,7 @@ class _Driving:
     noise_level: float = 0.5
     noise_steps: int | None = None
     noise_correlation: float = 0.0
+    noise_modes: int | None = None
     decided_s: float = 6.4
     train_backbone: bool = False
     engine: str = "eager"
@@ -123,6 +126,8 @@ class _Driving:
                 "must be 0 with head=expert, whose steps draw whole plans, and with engine=vllm, which draws by itself",
                 key="noise_correlation",
             )
+        if self.noise_modes is not None:
+            check_range("noise_modes", self.noise_modes, minimum=1, maximum=64)
         check_range("decided_s", self.decided_s, minimum=0.1, maximum=6.4)
         for name in self.cameras:
             check_choice("cameras", name, CAMERA_NAMES)
@@ -156,6 +161,8 @@ class AlpamayoTinyConfig(_Driving):
     Attributes:
         hidden: width of its layers.
         future_bins: of each number of a plan; 1.5 has 3000. Fewer are learned from fewer drives, and cost less.
+        waypoints: of a plan, 0.1 s apart; 1.5 has 64, of which a car that decides again after 0.5 s follows few.
+        denoising_steps: of the expert when it drives; 1.5 has ten.
         seed: of the first weights.
 
     """
@@ -165,6 +172,8 @@ class AlpamayoTinyConfig(_Driving):
     width: int = 96
     hidden: int = 64
     future_bins: int = 3000
+    waypoints: int = 64
+    denoising_steps: int = 10
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -173,7 +182,13 @@ class AlpamayoTinyConfig(_Driving):
         if self.hidden % 8:
             raise ConfigError(f"must be a multiple of 8, got {self.hidden}", key="hidden")
         check_range("future_bins", self.future_bins, minimum=16, maximum=3000)
+        check_range("waypoints", self.waypoints, minimum=4, maximum=64)
+        check_range("denoising_steps", self.denoising_steps, minimum=1, maximum=1000)
         check_range("seed", self.seed, minimum=0, maximum=2**63 - 1)
+
+    def spec(self) -> PolicySpec:
+        """What it reads and answers; needs no torch."""
+        return replace(super().spec(), plan_steps=self.waypoints)
 
     def build(self, device: str = "cpu") -> AlpamayoPolicy:
         """The policy with fresh weights."""

@@ -86,6 +86,7 @@ class AlpamayoPolicy:
         self._train_backbone = config.train_backbone
         self._noise_level, self._noise_steps = config.noise_level, config.noise_steps
         self._correlation = config.noise_correlation
+        self._noise_modes = config.noise_modes
         self._decided = min(
             round(config.decided_s / model.future.action_space.step_s), model.future.action_space.waypoints
         )
@@ -472,7 +473,7 @@ class AlpamayoPolicy:
 
     def _chain(self, sampling: Sampling) -> Chain:
         level = self._noise_level * sampling.temperature
-        return Chain(self._model.denoising_steps, level, self._noise_steps, self._decided)
+        return Chain(self._model.denoising_steps, level, self._noise_steps, self._decided, self._noise_modes)
 
     @property
     def _steps(self) -> int:
@@ -645,6 +646,8 @@ def tiny_policy(config: AlpamayoTinyConfig, device: str) -> AlpamayoPolicy:
         hidden=config.hidden,
         expert_hidden=config.hidden * 3 // 4,
         future_bins=config.future_bins,
+        waypoints=config.waypoints,
+        denoising_steps=config.denoising_steps,
         pixels=max(config.height * config.width, 32 * 32),
     )
     return AlpamayoPolicy(config, *make_tiny(size, seed=config.seed), device=device)

@@ -53,13 +53,15 @@ RELEASED_ACTION_SPACE = {
 
 @dataclass(frozen=True)
 class TinySize:
-    """How small: widths of backbone and expert, layers, bins of both tokenizers, pixels of a picture."""
+    """How small: widths of backbone and expert, layers, bins of both tokenizers, way-points and steps, pixels."""
 
     hidden: int = 64
     expert_hidden: int = 48
     layers: int = 2
     future_bins: int = 3000
     history_bins: int = 1000
+    waypoints: int = 64
+    denoising_steps: int = 10
     pixels: int = 64 * 96
     tied: bool = False
 
@@ -92,7 +94,11 @@ def make_config(tokenizer: Any, size: TinySize, layout: Layout = RELEASE_1_5) ->
     ids = {name: tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in ("image_pad", "video_pad", "vision_start",
            "vision_end")}  # fmt: skip
     family = layout.family
-    space = {"_target_": f"{family}.action_space.UnicycleAccelCurvatureActionSpace", **RELEASED_ACTION_SPACE}
+    space = {
+        "_target_": f"{family}.action_space.UnicycleAccelCurvatureActionSpace",
+        **RELEASED_ACTION_SPACE,
+        "n_waypoints": size.waypoints,
+    }
     return {
         "model_type": layout.model_type,
         "architectures": [layout.architecture],
@@ -136,7 +142,7 @@ def make_config(tokenizer: Any, size: TinySize, layout: Layout = RELEASE_1_5) ->
         "traj_token_start_idx": tokenizer.convert_tokens_to_ids("<i0>"),
         "traj_token_ids": {name: tokenizer.convert_tokens_to_ids(marker(f"traj_{name}")) for name in MARKER_NAMES},
         "tokens_per_history_traj": 48,
-        "tokens_per_future_traj": 128,
+        "tokens_per_future_traj": 2 * size.waypoints,
         "add_special_tokens": True,
         "model_dtype": "float32",
         "attn_implementation": "sdpa",
@@ -161,7 +167,7 @@ def make_config(tokenizer: Any, size: TinySize, layout: Layout = RELEASE_1_5) ->
         "diffusion_cfg": {
             "_target_": f"{family}.diffusion.flow_matching.FlowMatching",
             "int_method": "euler",
-            "num_inference_steps": 10,
+            "num_inference_steps": size.denoising_steps,
         },
         "action_in_proj_cfg": {
             "_target_": f"{family}.models.action_in_proj.PerWaypointActionInProjV2",
