@@ -97,7 +97,7 @@ def describe(data: bytes | memoryview, height: int, width: int) -> str:
     return f"{decoder()}: JPEG {rows}x{columns} by {eighths}/8 to {height}x{width}"
 
 
-def frame_id(data: bytes | memoryview | NDArray[np.uint8]) -> int:
+def frame_id(data: bytes | memoryview) -> int:
     """A u64 of a file's content or of raw pixels, never 0: equal for equal frames everywhere.
 
     XXH3, so not against an adversary.
