@@ -141,7 +141,8 @@ class CameraStream:
                     frames += [Frame(row, name, at * STEP_US, 0, "jpeg", data) for row, at, data in known]
                     continue
                 # Of a JPEG's bytes, as who receives them has it; of raw pixels otherwise.
-                ids = [frame_id(one) for one in files or (pictures[row, k].data for row, k in zip(slot, place, strict=True))]
+                raw = (pictures[row, k].data for row, k in zip(slot, place, strict=True))
+                ids = [frame_id(one) for one in files or raw]
                 camera.ids[slot, place] = ids
                 for data, row, at, number in zip(files, slot.tolist(), step.tolist(), ids, strict=False):
                     frames.append(Frame(row, name, at * STEP_US, number, "jpeg", data))
