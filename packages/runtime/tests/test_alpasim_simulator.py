@@ -476,7 +476,7 @@ def test_pace_and_speed_are_defined_up_to_the_first_event():
     def kept(hits=(0,) * 5, off=(0,) * 5, progress=(0.0, 0.1, 0.2, 0.3, 0.4), standing=False):
         metrics = [metric(name, ticks, list(map(float, hits))) for name in ("collision_any", "collision_front")]
         metrics += [metric("collision_lateral", ticks, [0.0] * 5), metric("offroad", ticks, list(map(float, off)))]
-        out = measures_of(metrics, ticks, 100, np.array(progress), np.ones(5, bool))
+        out = measures_of(metrics, ticks, 100, np.array(progress), np.ones(5, bool), standing=standing)
         return ticks_until_event(out, standing=standing)
 
     # The tick in which it happens still counts.
@@ -487,6 +487,18 @@ def test_pace_and_speed_are_defined_up_to_the_first_event():
     assert kept(progress=(1.0,) * 5, standing=True) == 5
     # A contact at the handover is no event of the drive; the next one is.
     assert kept(hits=(1, 1, 0, 1, 0)) == 4
+
+
+@pytest.mark.parametrize(("standing", "counted"), [(False, 0.0), (True, 1.0)])
+def test_what_follows_the_goal_is_not_counted(standing, counted):
+    # The goal at the third tick, a contact at the fifth: the drive was over, unless its recording goes nowhere.
+    ticks = np.arange(0, 500, 100)
+    metrics = [metric(name, ticks, [0.0, 0.0, 0.0, 0.0, 1.0]) for name in ("collision_any", "collision_front")]
+    metrics += [metric(name, ticks, [0.0] * 5) for name in ("collision_lateral", "offroad")]
+    progress = np.array([0.0, 0.5, 0.99, 1.0, 1.0])
+    out = measures_of(metrics, ticks, 100, progress, np.ones(5, bool), standing=standing)
+    assert out["collision_count"].value[-1] == counted
+    assert out["progress"].value[-1] == (1.0 if standing else 0.99)
 
 
 def test_the_scene_score_is_progress_over_four_fifths_until_the_cut():

@@ -259,6 +259,12 @@ def test_min_ade_is_the_mean_from_the_next_tick_on():
     assert math.isnan(aggregate("min_ade@0.5s(gt)", rec))
 
 
+@pytest.mark.parametrize("name", ["open_loop_collision", "plan_deviation", "min_ade@0.5s(gt)"])
+def test_without_a_plan_nothing_is_said_of_plans(name):
+    rec = record(along(1.0, 2.0), [(20.0, 0, 0, 4, 2)])
+    assert np.isnan(values(name, rec)).all()
+
+
 # ---------------------------------------------------------------- the scene score
 
 

@@ -64,8 +64,8 @@ class _Driving:
         noise_correlation: with head tokens, of the draws of one coordinate from a waypoint to the next, AR(1); 0: as
             published. White draws of 64 steps average out, so that the plans of a group hardly differ in speed;
             `log_prob` stays the tokens' own (ADR 83).
-        noise_modes: noise of the expert's steps moves so many cosines of each action over the plan, the constant one
-            first, and a step's density is of these; null: each way-point has its own noise, which averages out.
+        noise_modes: with head expert, a step's noise moves so many cosines of each action over the plan, the constant
+            one first, and its density is of these; null: each way-point has its own noise, which averages out.
         decided_s: seconds of a plan that are decided; the rest is decided again before it is driven, earns nothing and
             only widens the ratio. head tokens: what comes later is not written, the plan keeps speed and curvature.
             head expert: its coordinates do not count in the log-probability.

@@ -75,8 +75,10 @@ def measures_of(
     period_us: int,
     progress: NDArray[np.float64],
     progress_valid: NDArray[np.bool_],
+    *,
+    standing: bool = False,
 ) -> dict[str, MeasureSeries]:
-    """All measures that come with the end, at the ticks' times.
+    """All measures that come with the end, at the ticks' times; counts and progress stop at the first end event.
 
     Args:
         metrics: what AlpaSim sent.
@@ -84,6 +86,7 @@ def measures_of(
         period_us: the control period; a sample holds for the tick in whose period it lies.
         progress: [T+1], furthest share of the recorded drive so far.
         progress_valid: [T+1].
+        standing: the recording stays where it is, so there is no goal to reach.
 
     """
     out: dict[str, MeasureSeries] = {}
@@ -101,7 +104,9 @@ def measures_of(
             out[name] = MeasureSeries(tick_us.copy(), nothing.copy(), np.zeros(len(tick_us), bool), aggregation)
     collides, left = out["alpasim/collision_any"], out["alpasim/offroad"]
     fault = _either(out["alpasim/collision_front"], out["alpasim/collision_lateral"])
-    end = min(_first_rise(collides), _first_rise(left), len(tick_us) - 1)
+    goal = np.flatnonzero((progress[1:] >= GOAL_PROGRESS) & progress_valid[1:] & (not standing))
+    reached = int(goal[0]) + 1 if len(goal) else len(tick_us)
+    end = min(_first_rise(collides), _first_rise(left), reached, len(tick_us) - 1)
     out["collision_count"] = _count(collides, end)
     out["collision_at_fault_count"] = _count(fault, end)
     out["offroad_count"] = _count(left, end)

@@ -465,8 +465,9 @@ class AlpasimSimulator:
             self._config.control_period_us,
             column[:, PROGRESS].copy(),
             known[:, PROGRESS].copy(),
+            standing=(standing := slot.arc_m[1] < STANDING_M),
         )
-        kept = ticks_until_event(out, standing=slot.arc_m[1] < STANDING_M)
+        kept = ticks_until_event(out, standing=standing)
         for m, (name, aggregation) in enumerate(POSE_MEASURES.items()):
             if name in UNTIL_EVENT:
                 known[kept:, m] = False

@@ -467,6 +467,8 @@ class _Episode:
     def plans(self) -> tuple[NDArray[np.int64], Float]:
         """When plans were made, us [P], rising, and their box centres [P,T+1,3], the pose at that time first."""
         plans = self.record.plans
+        if not plans:
+            return np.zeros(0, np.int64), np.zeros((0, 1, 3))
         made, first = np.unique(np.array([time for time, *_ in plans], np.int64), return_index=True)
         poses = np.array([plans[k][1] for k in first]).reshape(-1, 1, 3)
         plan = np.array([plans[k][2] for k in first]).reshape(len(first), -1, 3)
