@@ -68,6 +68,10 @@ class Ended(IntEnum):
         return self >= Ended.HORIZON
 
 
+GOAL_PROGRESS = 0.99
+"""Share of the recorded way at which a drive has reached its goal, in every world."""
+
+
 @dataclass(frozen=True)
 class Failure:
     """Why a simulator or a policy row could not go on. Only `transient` failures are retried."""

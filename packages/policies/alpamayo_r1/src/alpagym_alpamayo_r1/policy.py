@@ -126,9 +126,9 @@ class AlpamayoPolicy:
     # ---------------------------------------------------------------- acting
 
     def act(self, observations: Observation, seeds: NDArray[np.uint64], sampling: Sampling) -> Decision:
-        """Plans [N,64,3].
+        """Plans [N,T,3].
 
-        The trace has what `score` needs: `tokens` [N,J] i64 bins or `denoising` [N,F+1,64,2] f32, of F steps that are
+        The trace has what `score` needs: `tokens` [N,J] i64 bins or `denoising` [N,F+1,T,2] f32, of F steps that are
         drawn; `reasoning` [N,R] i64 ids (-1 behind the end); and `text`, a row of UTF-8 bytes each, markers included. A
         row with a number that is not finite is decided once more, in another forward, then fails alone; one that was
         given such a number fails at once.
@@ -173,7 +173,7 @@ class AlpamayoPolicy:
         return Score(torch.cat(factors)[:count], torch.cat(entropies)[:count])
 
     def imitation_loss(self, observations: Observation, target_plan_rig: NDArray[np.float32]) -> Tensor:
-        """[N] loss against target plans [N,64,3]: mean cross-entropy of their tokens, or the expert's flow matching.
+        """[N] loss against target plans [N,T,3]: mean cross-entropy of their tokens, or the expert's flow matching.
 
         The noise of flow matching is a function of the targets and of the weights, which every step changes: a run that
         is resumed draws what the unbroken one draws.
@@ -200,7 +200,7 @@ class AlpamayoPolicy:
         texts: Sequence[Mapping[str, str]],
         layout: PromptLayout,
     ) -> Batch:
-        """N observations as whole conversations, with target plans [N,64,3] and texts in place: what SFT learns from.
+        """N observations as whole conversations, with target plans [N,T,3] and texts in place: what SFT learns from.
 
         Args:
             observations: with the fields and cameras of the spec.

@@ -22,6 +22,7 @@ from alpagym_runtime.run_config import DatasetSection
 from alpagym_runtime.simulators.base import no_failures, rows_of
 from alpagym_runtime.testing.toy_config import ToyConfig
 from alpagym_runtime.types import (
+    GOAL_PROGRESS,
     Decision,
     Ended,
     EpisodeRequest,
@@ -246,7 +247,7 @@ class ToySimulator:
         code = np.full(len(rows), int(Ended.RUNNING))
         code[self._time_us(rows) + self.spec.control_period_us > self._end_us[rows]] = Ended.SCENE_END
         code[tick >= self._horizon[rows]] = Ended.HORIZON
-        code[self._values[rows, tick, PROGRESS] >= 0.99] = Ended.GOAL
+        code[self._values[rows, tick, PROGRESS] >= GOAL_PROGRESS] = Ended.GOAL
         code[leaves] = Ended.OFFROAD
         code[collides] = Ended.COLLISION
         self._ended[rows] = code

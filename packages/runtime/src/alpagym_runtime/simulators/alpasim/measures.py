@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alpagym_runtime.simulators.alpasim.wire import runtime_pb2
-from alpagym_runtime.types import MeasureSeries
+from alpagym_runtime.types import GOAL_PROGRESS, MeasureSeries
 
 Aggregation = Literal["last", "max", "min", "mean", "median"]
 
@@ -59,7 +59,6 @@ GT_CUT_M = 4.0
 
 STANDING_M = 5.0
 FULL_SCORE_PROGRESS = 0.8
-GOAL_PROGRESS = 0.99
 
 
 def end_measures() -> dict[str, Literal["tick", "end"]]:

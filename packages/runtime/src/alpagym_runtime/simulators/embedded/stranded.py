@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from alpagym_runtime.simulators.embedded.scene import STEP_US
 from alpagym_runtime.simulators.embedded.state import PROGRESS, Slots
-from alpagym_runtime.types import MeasureSeries
+from alpagym_runtime.types import GOAL_PROGRESS, MeasureSeries
 
 STRANDED = "distance_to_gt_stranded_m"
-GOAL_PROGRESS = 0.99
 
 
 def stranded(

@@ -53,6 +53,7 @@ from alpagym_runtime.simulators.embedded.vehicle import (
     drive,
     track,
 )
+from alpagym_runtime.types import GOAL_PROGRESS
 
 
 @kernel
@@ -238,7 +239,7 @@ def advance(bank, slots, rows, inner_steps, plan_step_s, end_on, last_steps, eve
             if not slots.frozen[i]:
                 slots.valid[i, JERK] = True
                 standing = slots.reference[i, 1] - slots.reference[i, 0] < STANDING_REFERENCE_M
-                if not standing and slots.measures[i, PROGRESS] >= 0.99:
+                if not standing and slots.measures[i, PROGRESS] >= GOAL_PROGRESS:
                     happened |= EVENT_GOAL
                 slots.frozen[i] = happened != 0
             events[r] = happened & end_on

@@ -1,4 +1,4 @@
-"""`picture_kernel`: the compiler for pictures, with fast maths and a cache keyed by this folder's sources alone.
+"""`picture_kernel`: the compiler for pictures, with fast maths and a cache keyed by this folder's own sources.
 
 Fast maths reorders sums, so pictures are equal bit for bit on one build and CPU family only; the world's own kernels
 never use it. Nothing here may be called by the world or call it.
@@ -6,7 +6,6 @@ never use it. Nothing here may be called by the world or call it.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -25,12 +24,9 @@ def picture_folder() -> Path | None:
     base = kernels.cache_folder()
     if base is None:
         return None
-    digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.glob("*.py")):
-        if file.name == "renderer.py":
-            continue  # no kernel, and no constant of one
-        digest.update(file.read_bytes())
-    folder = base.parent / f"pictures-{digest.hexdigest()[:16]}"
+    # The renderer's own file has no kernel, and no constant of one.
+    files = (file for file in Path(__file__).parent.glob("*.py") if file.name != "renderer.py")
+    folder = base.parent / f"pictures-{kernels.sources_digest(files)}"
     folder.mkdir(exist_ok=True, mode=0o700)
     return folder
 
