@@ -7,7 +7,6 @@ rendered, when it is made. Frames before the first tick show the recording.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import simplejpeg
@@ -151,14 +150,19 @@ class CameraStream:
                     continue
                 files = [] if camera.coder is None else [camera.coder.code(picture) for picture in pictures]
                 # Of a JPEG's bytes, as who receives them has it; of raw pixels otherwise.
-                ids = [frame_id(one) for one in files or (picture.data for picture in pictures)]
-                camera.ids[slot, place] = ids
-                for data, row, at, number in zip(files, slot.tolist(), step.tolist(), ids, strict=False):
+                ids = np.array([frame_id(one) for one in files or (one.data for one in pictures)], np.uint64)
+                for data, row, at, number in zip(files, slot.tolist(), step.tolist(), ids.tolist(), strict=False):
                     if row in newly:
                         frames.append(Frame(row, name, at * STEP_US, number, "jpeg", data))
-                out[f"camera_{name}"] = kept if shutter.passing else kept[rows[:, None], places]
+                if shutter.passing:
+                    seen, numbers = kept, ids[:, None]
+                else:
+                    camera.ids[slot, place] = ids
+                    seen = kept[rows[:, None], places]
+                    numbers = np.where(old, np.uint64(0), camera.ids[rows[:, None], places])
+                out[f"camera_{name}"] = seen
                 out[f"camera_{name}_time_us"] = steps * STEP_US
-                out[f"camera_{name}_frame_id"] = np.where(old, np.uint64(0), camera.ids[rows[:, None], places])
+                out[f"camera_{name}_frame_id"] = numbers
         return out, tuple(frames)
 
     def close(self) -> None:
@@ -208,19 +212,23 @@ class CameraStream:
 
     def _jobs(self, slots: Slots, slot: Int, step: Int, to: Int) -> list[tuple[int, Jobs]]:
         """Slots' frames to render to places `to`, a group a scene; with one of the slots that drive it."""
+        if len(slot) == 1:
+            # Views: for one picture of a small camera, indexing by arrays is a twentieth of a step.
+            [row], [now] = slot.tolist(), step.tolist()
+            when, count = now % self._ring, len(self._scene_of(row).actors.first)
+            ring = self._crowd[row, when : when + 1, :count], self._there[row, when : when + 1, :count]
+            return [(row, Jobs(to, slots.trail[row, now : now + 1, :3], np.array([now * (STEP_US * 1e-6)]), *ring))]
         scenes, at = slots.scene[slot], step % self._ring
         jobs = []
-        # All as they are where there is one scene.
-        several = len(scenes) > 1
-        for number in np.unique(scenes) if several else scenes:
-            chosen: Any = np.flatnonzero(scenes == number) if several else slice(None)
+        for number in np.unique(scenes):
+            chosen = np.flatnonzero(scenes == number)
             who, when = slot[chosen], at[chosen]
             row = int(who[0])
             count = len(self._scene_of(row).actors.first)
             part = Jobs(
                 to[chosen],
                 slots.trail[who, step[chosen], :3],
-                step[chosen] * (STEP_US * 1e-6),
+                step[chosen].astype(np.float64) * (STEP_US * 1e-6),
                 self._crowd[who, when, :count],
                 self._there[who, when, :count],
             )
