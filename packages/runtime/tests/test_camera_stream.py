@@ -165,6 +165,36 @@ def test_jpeg_shows_what_its_bytes_decode_to():
         assert (decoded == batch.observation["camera_front"][0, k]).all()
 
 
+@pytest.mark.parametrize("encoding", ["raw", "jpeg95"])
+def test_a_single_frame_is_the_newest_of_two(encoding):
+    # Pictures of one frame are drawn where they are handed over, those of two are kept and copied.
+    two = replace(SPEC, cameras={"front": (32, 48)})
+    rows = []
+    for spec in (two, replace(two, frames=1)):
+        with closing(make(spec, slots=3, cameras=CamerasConfig(encoding=encoding))) as simulator:
+            rows.append([row for slot in drive(simulator, requests(3)) for row in slot])
+    for pair, alone in zip(*rows, strict=True):
+        for name in ("camera_front", "camera_front_time_us", "camera_front_frame_id"):
+            assert (pair[name][-1:] == alone[name]).all()
+    arrays = [row["camera_front"] for row in rows[1]]
+    assert not any(np.shares_memory(a, b) for a, b in pairwise(arrays))
+
+
+def test_a_slot_that_stops_sees_its_last_picture_again():
+    spec = replace(SPEC, cameras={"front": (32, 48)}, frames=1)
+    with closing(make(spec, slots=2, cameras=CamerasConfig(encoding="jpeg95"))) as simulator:
+        simulator.start(np.arange(2), requests(2))
+        before = simulator.receive(2, 10.0)
+        simulator.send(np.arange(2), plan_decision(np.zeros((2, 64, 3), np.float32)), np.array([False, True]))
+        after = simulator.receive(2, 10.0)
+    assert after.ended.tolist() == [Ended.RUNNING, Ended.SCORED]
+    for name in ("camera_front", "camera_front_frame_id"):
+        assert (before.observation[name][1] == after.observation[name][1]).all()
+    # Its file came before.
+    assert [frame.slot for frame in before.frames] == [0, 1]
+    assert [frame.slot for frame in after.frames] == [0]
+
+
 def test_files_alone_are_the_files_that_come_with_pictures():
     config, found = EmbeddedConfig(cameras=CamerasConfig(encoding="jpeg95")), []
     for files_only in (False, True):

@@ -41,19 +41,20 @@ def decision_from_actions(action_type: str, actions: NDArray[np.float32], speed_
     """
     values = np.minimum(np.maximum(np.asarray(actions, np.float64), -1.0), 1.0)
     count = len(values)
+    none, control = _no_plan(count), None
+    plan = none.plan_rig
     if action_type == "control":
-        none = _no_plan(count)
         control = (values * CONTROL_SCALE).astype(np.float32)
-        return Decision(none.plan_rig, none.log_prob, none.log_prob_mask, none.version, control)
-    if action_type == "plan":
-        return plan_decision(values.reshape(count, PLAN_STEPS, 3) * PLAN_SCALE)
-    knots = values.reshape(count, 2, len(KNOT_TIMES_S)) * KNOT_SCALE
-    return plan_decision(roll_out(knots, speed_mps))
+    elif action_type == "plan":
+        plan = (values.reshape(count, PLAN_STEPS, 3) * PLAN_SCALE).astype(np.float32)
+    else:
+        plan = roll_out(values.reshape(count, 2, len(KNOT_TIMES_S)) * KNOT_SCALE, speed_mps)
+    return Decision(plan, none.log_prob, none.log_prob_mask, none.version, control)
 
 
 @lru_cache(maxsize=64)
 def _no_plan(count: int) -> Decision:
-    """What stands beside a control; nobody may write to it."""
+    """What stands beside a control, or beside a plan without a distribution; nobody may write to it."""
     decision = plan_decision(np.zeros((count, PLAN_STEPS, 3), np.float32))
     for array in (decision.plan_rig, decision.log_prob, decision.log_prob_mask, decision.version):
         array.flags.writeable = False

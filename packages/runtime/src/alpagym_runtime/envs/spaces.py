@@ -112,6 +112,7 @@ class Observer:
                     latest = np.iinfo(np.int64).max
                     parts[f"camera_{name}_time_us"] = spaces.Box(0, latest, (spec.frames,), np.int64)
             self.space = spaces.Dict(parts)
+        self._plain_keys = [key for key in getattr(self.space, "spaces", ()) if not key.startswith("camera_")]
         self._empty = _maker(self.space)
         self._empty_fields = _maker(self.space, {"pixels", *(f"camera_{name}" for name in spec.cameras)})
 
@@ -121,9 +122,11 @@ class Observer:
 
     def read(self, observation: Observation) -> Any:
         """A batch [n,…] as rows of the space; pictures of one frame are the batch's own arrays, not copies."""
-        count = len(observation["time_us"])
-        out = self._empty_fields(count)
-        self._write_fields(observation, slice(None), out)
+        if self._layout == "flat":
+            out: Any = {key: self._flat(observation, key) for key in self._plain_keys}
+        else:
+            out = self._empty_fields(len(observation["time_us"]))
+            self._write_fields(observation, slice(None), out)
         pictures = {name: self._pictures(observation, name) for name in self._spec.cameras}
         if pictures and self._layout == "lerobot":
             out["pixels"] = pictures
@@ -167,6 +170,15 @@ class Observer:
                 out["time_us"][rows, 0] = observation["time_us"]
                 for name in self._spec.cameras:
                     out[f"camera_{name}_time_us"][rows] = observation[f"camera_{name}_time_us"]
+
+    def _flat(self, observation: Observation, key: str) -> NDArray[Any]:
+        """A field's or a mask's rows as new vectors, as `_write_fields` writes them: fewer calls for a single row."""
+        values = observation[key]
+        if key not in self._limits:
+            return values.astype(np.int8)
+        low, high = self._limits[key]
+        clipped = np.maximum(values, low)
+        return np.minimum(clipped, high, out=clipped).reshape(len(values), low.size)
 
     def _state_fields(self) -> list[str]:
         return [name for name in ("route_rig", "actors_rig") if name in self._spec.fields]

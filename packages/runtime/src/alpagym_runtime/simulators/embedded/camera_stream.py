@@ -22,6 +22,7 @@ from alpagym_runtime.simulators.embedded.camera_memory import (
     empty_ring,
     remember,
 )
+from alpagym_runtime.simulators.embedded.rendering.jpeg import QUALITY, Coder
 from alpagym_runtime.simulators.embedded.rendering.rays import mounted
 from alpagym_runtime.simulators.embedded.rendering.renderer import Eye, Jobs, Renderer
 from alpagym_runtime.simulators.embedded.rendering.scenery import STORE, Scenery
@@ -31,23 +32,27 @@ from alpagym_runtime.types import Frame, Observation, PolicySpec
 
 Int = NDArray[np.int64]
 
-JPEG_QUALITY = 95
-
 
 class _Camera:
-    """One camera's pictures [N,F,h,w,3] by slot and place, and their ids [N,F]."""
+    """One camera's pictures [N,F,h,w,3] by slot and place, and their ids [N,F]; no pictures if none are kept."""
 
-    def __init__(self, eye: Eye, slots: int, frames: int) -> None:
+    def __init__(self, eye: Eye, slots: int, frames: int, *, kept: bool, coded: bool) -> None:
         self.eye = eye
-        self.pictures = np.zeros((slots, frames, eye.height, eye.width, 3), np.uint8)
+        self.coder = Coder(eye.height, eye.width) if coded else None
+        self.pictures = np.zeros((slots if kept else 0, frames, eye.height, eye.width, 3), np.uint8)
         self.ids = np.zeros((slots, frames), np.uint64)
 
 
 class _Shutter:
-    """Cameras that take their frames at the same times, every `period` steps: `held` [N,F] are those that are kept."""
+    """Cameras that take their frames at the same times, every `period` steps: `held` [N,F] are those that are kept.
 
-    def __init__(self, period: int, slots: int, frames: int) -> None:
+    `passing`: each observation shows one frame, of the present step, so that pictures are drawn in the receiver's array
+    and not kept. Where a slot is seen twice at one step, its picture is drawn again.
+    """
+
+    def __init__(self, period: int, slots: int, frames: int, *, files_only: bool) -> None:
         self.period = period
+        self.passing = frames == period == 1 and not files_only
         self.cameras: dict[str, _Camera] = {}
         self.held = np.full((slots, frames), NEVER, np.int64)
 
@@ -86,8 +91,9 @@ class CameraStream:
             mount = config.mount(name)
             eye = Eye(mounted(name, mount, (height, width)), height, width, config.antialias)
             period = mount.period_us // STEP_US
-            shutter = shutters.setdefault(period, _Shutter(period, slots, frames))
-            shutter.cameras[name] = _Camera(eye, slots, frames)
+            shutter = shutters.setdefault(period, _Shutter(period, slots, frames, files_only=files_only))
+            coded = config.encoding == "jpeg95" and not files_only
+            shutter.cameras[name] = _Camera(eye, slots, frames, kept=not shutter.passing, coded=coded)
         self._shutters = tuple(shutters.values())
         self._names = tuple(spec.cameras)
         self._renderer = Renderer(config.threads)
@@ -125,30 +131,38 @@ class CameraStream:
                 rows, slots.step, self._back, shutter.period, self._known, shutter.held, steps, places, old, new
             )
             slot, place, step = np.ascontiguousarray(new[:count].T)
-            jobs = self._jobs(slots, slot, place, step)
+            newly = {*slot.tolist()}
+            if shutter.passing:
+                slot, place, step = rows, places[:, 0], steps[:, 0]
+            to = np.arange(size[0]) if shutter.passing else slot * size[1] + place
+            jobs = self._jobs(slots, slot, step, to)
             for name, camera in shutter.cameras.items():
-                pictures = camera.pictures
-                self._renderer.draw(
-                    camera.eye,
-                    [(self._sceneries[row, camera.eye.texel_m], part) for row, part in jobs],
-                    pictures.reshape(-1, *pictures.shape[2:]),
-                )
-                files: list[bytes] = []
-                if self._config.encoding == "jpeg95":
-                    files = _encode(pictures, slot, place, decode=not self._files_only)
+                eye = camera.eye
+                shape = eye.height, eye.width, 3
+                kept = np.empty((*size, *shape), np.uint8) if shutter.passing else camera.pictures
+                drawn = kept.reshape(-1, *shape)
+                self._renderer.draw(eye, [(self._sceneries[row, eye.texel_m], part) for row, part in jobs], drawn)
+                pictures = [drawn[k] for k in to.tolist()]
                 if self._files_only:
+                    files = [simplejpeg.encode_jpeg(picture, QUALITY, "RGB", "420") for picture in pictures]
                     known = zip(slot.tolist(), step.tolist(), files, strict=True)
                     frames += [Frame(row, name, at * STEP_US, 0, "jpeg", data) for row, at, data in known]
                     continue
+                files = [] if camera.coder is None else [camera.coder.code(picture) for picture in pictures]
                 # Of a JPEG's bytes, as who receives them has it; of raw pixels otherwise.
-                raw = (pictures[row, k].data for row, k in zip(slot, place, strict=True))
-                ids = [frame_id(one) for one in files or raw]
-                camera.ids[slot, place] = ids
-                for data, row, at, number in zip(files, slot.tolist(), step.tolist(), ids, strict=False):
-                    frames.append(Frame(row, name, at * STEP_US, number, "jpeg", data))
-                out[f"camera_{name}"] = pictures[rows[:, None], places]
+                ids = np.array([frame_id(one) for one in files or (one.data for one in pictures)], np.uint64)
+                for data, row, at, number in zip(files, slot.tolist(), step.tolist(), ids.tolist(), strict=False):
+                    if row in newly:
+                        frames.append(Frame(row, name, at * STEP_US, number, "jpeg", data))
+                if shutter.passing:
+                    seen, numbers = kept, ids[:, None]
+                else:
+                    camera.ids[slot, place] = ids
+                    seen = kept[rows[:, None], places]
+                    numbers = np.where(old, np.uint64(0), camera.ids[rows[:, None], places])
+                out[f"camera_{name}"] = seen
                 out[f"camera_{name}_time_us"] = steps * STEP_US
-                out[f"camera_{name}_frame_id"] = np.where(old, np.uint64(0), camera.ids[rows[:, None], places])
+                out[f"camera_{name}_frame_id"] = numbers
         return out, tuple(frames)
 
     def close(self) -> None:
@@ -196,17 +210,23 @@ class CameraStream:
             self._crowd[row, at, :count, :4] = np.where(there[:, None], now, 0.0)
             self._crowd[row, at, :count, 4] = braking
 
-    def _jobs(self, slots: Slots, slot: Int, place: Int, step: Int) -> list[tuple[int, Jobs]]:
-        """The frames to render, a group a scene; with one of the slots that drive it."""
+    def _jobs(self, slots: Slots, slot: Int, step: Int, to: Int) -> list[tuple[int, Jobs]]:
+        """Slots' frames to render to places `to`, a group a scene; with one of the slots that drive it."""
+        if len(slot) == 1:
+            # Views: for one picture of a small camera, indexing by arrays is a twentieth of a step.
+            [row], [now] = slot.tolist(), step.tolist()
+            when, count = now % self._ring, len(self._scene_of(row).actors.first)
+            ring = self._crowd[row, when : when + 1, :count], self._there[row, when : when + 1, :count]
+            return [(row, Jobs(to, slots.trail[row, now : now + 1, :3], np.array([now * (STEP_US * 1e-6)]), *ring))]
         scenes, at = slots.scene[slot], step % self._ring
         jobs = []
-        for number in np.unique(scenes) if len(scenes) > 1 else scenes:
+        for number in np.unique(scenes):
             chosen = np.flatnonzero(scenes == number)
             who, when = slot[chosen], at[chosen]
             row = int(who[0])
             count = len(self._scene_of(row).actors.first)
             part = Jobs(
-                who * len(self._back) + place[chosen],
+                to[chosen],
                 slots.trail[who, step[chosen], :3],
                 step[chosen].astype(np.float64) * (STEP_US * 1e-6),
                 self._crowd[who, when, :count],
@@ -214,14 +234,3 @@ class CameraStream:
             )
             jobs.append((row, part))
         return jobs
-
-
-def _encode(pictures: NDArray[np.uint8], slot: Int, place: Int, *, decode: bool) -> list[bytes]:
-    """JPEGs of pictures [N,F,h,w,3] at [slot, place], which are replaced by what the JPEGs show if `decode`."""
-    files = []
-    for row, k in zip(slot.tolist(), place.tolist(), strict=True):
-        picture = pictures[row, k]
-        files.append(simplejpeg.encode_jpeg(picture, JPEG_QUALITY, "RGB", "420"))
-        if decode:
-            simplejpeg.decode_jpeg(files[-1], "RGB", buffer=picture)
-    return files

@@ -13,7 +13,10 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import types
 from numba.extending import intrinsic
 
-NAMES = ("table", "depth", "seen", "colour", "back", "total", "norm", "cell", "inner", "grain", "shade", "out")
+NAMES = (
+    "table", "depth", "seen", "colour", "back", "total", "norm", "cell", "inner", "grain", "shade", "out",
+    "plane", "blue", "red", "one", "other", "coded", "some", "sums", "fine",
+)  # fmt: skip
 """Inputs are all "table"; each of the others is one array of a kernel's working memory, or the picture."""
 
 

@@ -57,6 +57,8 @@ class Eye:
         self.texel_m = COARSE_TEXEL_M if small else FINE_TEXEL_M
         self.table: Table = build_table(camera, height, width, self.samples, self.texel_m, 4 if small else 1)
         self.most_taps = int(np.diff(self.table.starts[:, 1]).max(initial=1))
+        # What working arrays depend on.
+        self.size = height, width, self.samples, self.most_taps
         self._air: dict[str, tuple[NDArray[np.uint32], NDArray[np.float32]]] = {}
 
     def air(self, weather: str, air: Air) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
@@ -128,13 +130,12 @@ class Renderer:
 
     def _scratch(self, eye: Eye) -> tuple[Any, ...]:
         """Working arrays of this thread for a size of picture."""
-        rows = eye.height * eye.samples
-        wide, wide_pixels = eye.table.wide.tolist()
-        size = (eye.height, eye.width, eye.samples, eye.most_taps)
-        kept = getattr(self._own, "kept", None)
+        size, kept = eye.size, getattr(self._own, "kept", None)
         if kept is None:
             kept = self._own.kept = {}
         if size not in kept:
+            rows = eye.height * eye.samples
+            wide, wide_pixels = eye.table.wide.tolist()
             samples = eye.samples * wide
             kept[size] = (
                 np.empty((MOST, COLUMNS), np.float32),
