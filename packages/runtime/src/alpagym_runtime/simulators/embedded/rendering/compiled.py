@@ -41,12 +41,17 @@ def inlined(function: F) -> F:
     return _compile(function, inline=True)
 
 
-def _compile(function: F, inline: bool) -> F:
+def strict(function: F) -> F:
+    """A picture kernel without fast maths: it computes the same bits wherever it is merged into, or called from."""
+    return _compile(function, inline=False, fast=False)
+
+
+def _compile(function: F, inline: bool, fast: bool = True) -> F:
     folder = picture_folder()
     before = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(folder or "")
     try:
-        options: dict[str, Any] = {"cache": folder is not None, "nogil": True, "fastmath": True, "error_model": "numpy"}
+        options: dict[str, Any] = {"cache": folder is not None, "nogil": True, "fastmath": fast, "error_model": "numpy"}
         options["forceinline"] = inline
         return numba.njit(**options)(function)
     finally:

@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from alpagym_runtime.simulators.embedded.rendering import models, textures
-from alpagym_runtime.simulators.embedded.rendering.compiled import picture_kernel
+from alpagym_runtime.simulators.embedded.rendering.compiled import picture_kernel, strict
 from alpagym_runtime.simulators.embedded.rendering.models import HEIGHTS, SIGNAL_HEAD, TALLER_CARS_M
 from alpagym_runtime.simulators.embedded.rendering.scenery import HEAD_M, POLE_M, VEGETATION
 from alpagym_runtime.simulators.embedded.rendering.weather import AMBIENT, NIGHT, SUN
@@ -39,7 +39,7 @@ ROWS, BOUNDS = models.models()
 TALL = np.array(HEIGHTS)
 
 
-@picture_kernel
+@strict
 def add(quads, n, low, high, texture, repeat_e, repeat_f, tint, name, kind, flags, sun, air):
     """Finish quad n, whose corner and edges are written, if it faces the camera; returns the new count."""
     q = quads[n]
