@@ -30,6 +30,8 @@ class SftConfig:
         epochs: passes over the data; the most, where `patience` is set.
         patience: imitation ends after so many epochs in which the loss on validation drives did not fall, and keeps the
             weights of the best one; 0 makes all epochs and keeps the last weights.
+        cool_down: epochs that follow once `patience` has run out, or at the end of `epochs`: the rate, until then at
+            its peak, falls to nothing in them, and the last weights are kept; 0: the rate is one cycle over `epochs`.
         validation_scenes: scenes of val in which the expert drives for that; of a store, this share of its scenes is
             held out instead: `validation_share`.
         validation_share: see `validation_scenes`.
@@ -50,6 +52,7 @@ class SftConfig:
     noise_correlation: float = 0.9
     epochs: int = 10
     patience: int = 3
+    cool_down: int = 0
     validation_scenes: int = 64
     validation_share: float = 0.1
     batch: int = 256
@@ -70,6 +73,7 @@ class SftConfig:
         check_range("noise_correlation", self.noise_correlation, minimum=0, below=1)
         check_range("epochs", self.epochs, minimum=1)
         check_range("patience", self.patience, minimum=0)
+        check_range("cool_down", self.cool_down, minimum=0, maximum=self.epochs - 1)
         check_range("validation_scenes", self.validation_scenes, minimum=1)
         check_range("validation_share", self.validation_share, above=0, below=1)
         check_range("batch", self.batch, minimum=1)
