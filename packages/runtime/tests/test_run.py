@@ -198,7 +198,7 @@ def test_the_summary_names_what_it_depends_on(trained):
     summary = json.loads((trained / "summary.json").read_text())
     assert summary["status"] == "completed"
     assert summary["config_hash"] == configure().config_hash
-    assert summary["reward"]["collision"] == {"type": "collision", "scale": -1.0, "at_fault": False}
+    assert summary["reward"]["collision"] == {"type": "collision", "scale": -1.0, "at_fault": False, "once": False}
     assert summary["dataset"]["test_scenes"] == 3
     assert summary["versions"].keys() >= {"python", "alpagym-runtime", "numpy", "torch"}
     assert {e["filter"] for e in summary["evaluations"].values()} == {"not failed and not initial_fault"}
@@ -513,6 +513,7 @@ def test_the_rate_rises_stays_and_falls():
     assert shares == pytest.approx([0.1, 0.55, 1.0, 1.0])
     # A cosine from 1 to 0.01 over the epochs 5 and 6: half way 0.505.
     assert [_share_of_rate(config, made, 5) for made in (5.0, 6.0, 7.0)] == pytest.approx([1.0, 0.505, 0.01])
+    assert [SftConfig(epochs=most, cool_down=3).cool_down_epochs for most in (1, 2, 4, 9)] == [0, 1, 3, 3]
 
 
 def test_without_patience_imitation_makes_all_epochs_and_validates_nothing(tmp_path):

@@ -97,11 +97,11 @@ class SftTrainer:
             if watch is not None:
                 measured, stop = watch.after_epoch(epoch + 1)
                 numbers |= measured
-            if config.cool_down:
+            if config.cool_down_epochs:
                 cooling = run.stage_state.get("cooling")
-                if cooling is None and (stop or epoch + 1 >= config.epochs - config.cool_down):
+                if cooling is None and (stop or epoch + 1 >= config.epochs - config.cool_down_epochs):
                     run.stage_state["cooling"] = epoch + 1
-                stop = cooling is not None and epoch + 1 >= cooling + config.cool_down
+                stop = cooling is not None and epoch + 1 >= cooling + config.cool_down_epochs
             elif watch is not None and (stop or epoch + 1 == config.epochs):
                 watch.take_best()
             took = time.perf_counter() - started
@@ -220,10 +220,10 @@ def _mine(things: list[Any], team: Team) -> list[Any]:
 
 def _share_of_rate(config: SftConfig, epochs_made: float, cooling: int | None) -> float:
     """Share of the peak rate after so many epochs; `cooling` is the epoch with which the cool-down began."""
-    if not config.cool_down:
+    if not config.cool_down_epochs:
         return _one_cycle(epochs_made / config.epochs)
     up = min(0.1 + 0.9 * epochs_made / RISE_EPOCHS, 1.0)
-    return up if cooling is None else up * _fall((epochs_made - cooling) / config.cool_down)
+    return up if cooling is None else up * _fall((epochs_made - cooling) / config.cool_down_epochs)
 
 
 def _one_cycle(progress: float) -> float:
