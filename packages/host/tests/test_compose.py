@@ -119,7 +119,7 @@ def test_the_reference_policies_are_the_presets_of_their_names():
 def test_imitation_alone_takes_more_drives_and_no_reinforcement():
     trainer = compose(["experiment=imitation"]).trainer
     assert trainer.type == "sft"
-    assert (trainer.config.drives_per_scene, trainer.config.epochs, trainer.config.patience) == (6, 20, 20)
+    assert (trainer.config.drives_per_scene, trainer.config.epochs, trainer.config.patience) == (4, 16, 16)
 
 
 def test_the_command_line_wins_over_the_experiment():

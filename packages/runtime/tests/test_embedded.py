@@ -15,6 +15,7 @@ from alpagym_runtime.envs.core import driving_score
 from alpagym_runtime.errors import ConfigError, SceneError
 from alpagym_runtime.geometry import boxes_overlap, rig_to_local
 from alpagym_runtime.policies.base import plan_decision
+from alpagym_runtime.policies.noisy_expert import Noise, NoisyExpert
 from alpagym_runtime.run_config import DatasetSection
 from alpagym_runtime.simulators.embedded.birds_eye import PLAN
 from alpagym_runtime.simulators.embedded.config import EmbeddedConfig
@@ -451,6 +452,23 @@ def test_a_start_near_the_end_makes_the_reference_standing():
     rows = one(straight_drive(), start_us=9_500_000)
     assert ended(rows) == "SCENE_END"
     assert series(rows, "progress").value[-1] == 1.0
+
+
+# ---------------------------------------------------------------- what is observed
+
+
+def test_an_expert_observes_what_its_trainee_is_told_while_it_imitates():
+    trainee = PolicySpec(fields=("ego_dynamics_rig",), lesson=("actors_rig",), actors=3)
+    draft = straight_drive(users=[RoadUser(standing(30.0, -3.0, 0.0, FOREVER))])
+    driver = NoisyExpert(trainee, Noise(0.0, 0.0, 0.0))
+    assert driver.spec.fields == trainee.fields
+    for spec, told in ((trainee, False), (driver.spec, True)):
+        simulator = simulator_of([draft.build()], policy_spec=spec)
+        simulator.start(np.array([0]), [EpisodeRequest("hand-made", horizon_ticks=2)])
+        observation = simulator.receive(1, 1.0).observation
+        assert ("actors_rig" in observation) is told
+        assert "route_rig" not in observation
+    assert observation["actors_mask"].tolist() == [[True, False, False]]
 
 
 # ---------------------------------------------------------------- the traffic is a recording

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from alpagym_runtime.envs.presets import reward_section
 from alpagym_runtime.errors import ConfigError, SimulatorError
 from alpagym_runtime.rewards.config import (
     CollisionConfig,
@@ -151,6 +152,18 @@ def test_a_contact_that_lasts_pays_once_and_a_second_object_again():
 
 def test_two_objects_in_one_tick_pay_twice():
     assert paid(CollisionConfig(), collision_count=series(0, 2, 2)) == [2.0, 0.0]
+
+
+def test_once_is_the_maximum_over_the_drive():
+    # Published: -10 times the maximum of "any contact", -5 times that of "off the road".
+    assert paid(CollisionConfig(once=True), collision_count=series(0, 2, 2, 3)) == [1.0, 0.0, 0.0]
+    assert paid(OffRoadConfig(once=True), offroad_count=series(0, 0, 1, 2)) == [0.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("preset", ["metrics", "progress_safety"])
+def test_published_presets_charge_a_drive_once(preset):
+    terms = reward_section(preset).terms
+    assert all(terms[name].config.once for name in ("collision", "off_road") if name in terms)
 
 
 def test_at_fault_counts_only_the_egos_doing():

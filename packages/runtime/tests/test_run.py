@@ -26,7 +26,9 @@ from alpagym_runtime.testing.conformance import TrainerConformance, run_results,
 from alpagym_runtime.testing.examples import assert_same
 from alpagym_runtime.trainers.checkpoints import Checkpoint, CheckpointStore, load_checkpoint, load_weights
 from alpagym_runtime.trainers.run import Run
+from alpagym_runtime.trainers.sft.config import SftConfig
 from alpagym_runtime.trainers.sft.stored import hold_out
+from alpagym_runtime.trainers.sft.trainer import _share_of_rate
 from alpagym_runtime.types import EpisodeRequest
 from alpagym_waypoint.config import WaypointConfig
 
@@ -61,6 +63,13 @@ class TestSft(TrainerConformance):
 
     def config(self):
         return configure({"type": "sft"} | SFT | {"epochs": 4})
+
+
+class TestSftWithACoolDown(TrainerConformance):
+    stops = (1, 3, 4)  # at the peak, and twice while the rate falls
+
+    def config(self):
+        return configure({"type": "sft"} | SFT | {"epochs": 5, "cool_down": 3})
 
 
 class TestGrpo(TrainerConformance):
@@ -189,7 +198,7 @@ def test_the_summary_names_what_it_depends_on(trained):
     summary = json.loads((trained / "summary.json").read_text())
     assert summary["status"] == "completed"
     assert summary["config_hash"] == configure().config_hash
-    assert summary["reward"]["collision"] == {"type": "collision", "scale": -1.0, "at_fault": False}
+    assert summary["reward"]["collision"] == {"type": "collision", "scale": -1.0, "at_fault": False, "once": False}
     assert summary["dataset"]["test_scenes"] == 3
     assert summary["versions"].keys() >= {"python", "alpagym-runtime", "numpy", "torch"}
     assert {e["filter"] for e in summary["evaluations"].values()} == {"not failed and not initial_fault"}
@@ -475,6 +484,36 @@ def test_imitation_ends_when_validation_stops_improving_and_keeps_the_best_epoch
     assert [row["epochs_waited"] for row in training_rows(tmp_path)][-3:] == [0, 1, 2]
     state = load_checkpoint(CheckpointStore(tmp_path / "checkpoints", 1).latest()).state["stage_state"]
     assert state == {"best_loss": losses[best], "best_epoch": best + 1}
+
+
+def test_a_cool_down_follows_the_best_epoch_and_its_last_weights_stay(tmp_path):
+    trainer = {"type": "sft"} | SFT | {"epochs": 200, "patience": 1, "cool_down": 3, "learning_rate": 0.05}
+    run = Run(configure(trainer), tmp_path)
+    run.train()
+    losses = [row["validation_loss"] for row in training_rows(tmp_path)]
+    # Up to the first epoch that is no better than the best before it; then three more.
+    first = next(k for k in range(1, len(losses)) if losses[k] >= min(losses[:k]))
+    assert len(losses) == first + 1 + 3
+    checkpoint = load_checkpoint(CheckpointStore(tmp_path / "checkpoints", 1).latest())
+    assert checkpoint.state["stage_state"]["cooling"] == first + 1
+    last = {name: value.numpy() for name, value in checkpoint.weights.items()}
+    assert_same({n: v.numpy() for n, v in run.policy.module.state_dict().items()}, last, "the weights")
+
+
+def test_a_cool_down_ends_with_the_epochs(tmp_path):
+    Run(configure({"type": "sft"} | SFT | {"epochs": 5, "patience": 0, "cool_down": 2}), tmp_path).train()
+    assert len(training_rows(tmp_path)) == 5
+    state = load_checkpoint(CheckpointStore(tmp_path / "checkpoints", 1).latest()).state["stage_state"]
+    assert state == {"cooling": 3}
+
+
+def test_the_rate_rises_stays_and_falls():
+    config = SftConfig(epochs=10, cool_down=2)
+    shares = [_share_of_rate(config, made, None) for made in (0.0, 0.375, 0.75, 5.0)]
+    assert shares == pytest.approx([0.1, 0.55, 1.0, 1.0])
+    # A cosine from 1 to 0.01 over the epochs 5 and 6: half way 0.505.
+    assert [_share_of_rate(config, made, 5) for made in (5.0, 6.0, 7.0)] == pytest.approx([1.0, 0.505, 0.01])
+    assert [SftConfig(epochs=most, cool_down=3).cool_down_epochs for most in (1, 2, 4, 9)] == [0, 1, 3, 3]
 
 
 def test_without_patience_imitation_makes_all_epochs_and_validates_nothing(tmp_path):

@@ -326,6 +326,8 @@ class PolicySpec:
     Attributes:
         fields: observation arrays that `act` reads (masks come with their field); "camera_rays": the calibration.
         privileged: labels that `act` reads; such a policy is refused as a trainee.
+        optional: further arrays that it gets from a world that has them.
+        lesson: arrays that `imitation_loss` reads besides `fields` where the demonstration has them; `act` never does.
         cameras: name -> (height, width) px.
         frames: K, frames a camera; `frame_step_us` apart.
         history_steps: H; `history_step_us` apart.
@@ -339,6 +341,8 @@ class PolicySpec:
 
     fields: tuple[str, ...] = ("ego_history_rig", "ego_dynamics_rig", "route_rig")
     privileged: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    lesson: tuple[str, ...] = ()
     cameras: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     frames: int = 1
     frame_step_us: int = 100_000

@@ -41,7 +41,9 @@ class WaypointConfig:
         frame_step_us: time between them; equal to simulator.control_period_us, each is rendered and stored once.
         channels: of the three convolutions.
         hidden: width of the other layers.
-        actors: nearest road users that it sees without a camera.
+        actors: nearest road users that it sees without a camera, or that it is told about while it imitates.
+        around_weight: of a second task while it imitates with a camera: to find in the pictures which cells of the
+            ground around the car are taken, where the demonstration says so; 0: none. Driving does without it.
         acceleration_std, curvature_std: exploration in units of 3 m/s2 and 0.06 1/m.
         noise_correlation: of the exploration from one tick to the next, AR(1); 0 is white.
         seed: of fresh weights.
@@ -60,6 +62,7 @@ class WaypointConfig:
     channels: list[int] = field(default_factory=lambda: [16, 32, 32])
     hidden: int = 96
     actors: int = 8
+    around_weight: float = 0.0
     acceleration_std: float = 0.7
     curvature_std: float = 0.1
     noise_correlation: float = 0.9
@@ -85,6 +88,9 @@ class WaypointConfig:
         # Measured (torch 2.11, x86): below 12 columns a row's last bits depend on its place in the batch.
         check_range("hidden", self.hidden, minimum=16, maximum=4096)
         check_range("actors", self.actors, minimum=1, maximum=64)
+        check_range("around_weight", self.around_weight, minimum=0)
+        if self.around_weight and not self.cameras:
+            raise ConfigError("there are no pictures to find the road users in", key="around_weight")
         check_range("acceleration_std", self.acceleration_std, above=0, maximum=10)
         check_range("curvature_std", self.curvature_std, above=0, maximum=10)
         check_range("noise_correlation", self.noise_correlation, minimum=0, below=1)
@@ -96,8 +102,10 @@ class WaypointConfig:
         from alpagym_runtime.types import PolicySpec
 
         around = () if self.cameras else ("actors_rig",)
+        lesson = ("actors_rig",) if self.around_weight else ()
         return PolicySpec(
             fields=("ego_history_rig", "ego_dynamics_rig", "route_rig", *around),
+            lesson=lesson,
             cameras=dict.fromkeys(self.cameras, (self.camera_height, self.camera_width)),
             frames=self.frames if self.cameras else 1,
             frame_step_us=self.frame_step_us if self.cameras else 100_000,

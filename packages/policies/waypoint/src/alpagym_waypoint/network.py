@@ -21,6 +21,11 @@ KNOTS = 16
 """Acceleration and curvature at eight times each, in units: what a network answers that drives."""
 ACTOR_FEATURES = 13
 HISTORY_EVERY, HISTORY_ROWS = 3, 5
+AHEAD_S = (0.0, 1.0, 2.0)
+CELLS_X_M = np.array([-4, 4, 8, 12, 17, 23, 30, 40], np.float32)
+CELLS_Y_M = np.array([-8, -4.5, -2.6, -1.2, 1.2, 2.6, 4.5, 8], np.float32)
+CELLS = len(AHEAD_S) * (len(CELLS_X_M) - 1) * (len(CELLS_Y_M) - 1)
+"""Ground around the car, finer where it drives: what a network that sees is taught to find taken, now and later."""
 PIXEL_CENTRE, PIXEL_UNIT = 128.0, 64.0
 
 
@@ -55,6 +60,24 @@ def actor_features(observation: Observation) -> NDArray[np.float32]:
         axis=-1,
     )
     return np.where(mask[..., None], np.clip(near, -6.0, 6.0), 0.0).astype(np.float32)
+
+
+def cells_taken(observation: Observation) -> NDArray[np.float32]:
+    """[N,CELLS] 1 where a road user's box reaches into a cell now, or will in one or two seconds if nothing changes.
+
+    Boxes are those around the turned box. Cells move with the car's frame of now: its own motion is not foreseen.
+    """
+    x, y, yaw, vx, vy, length, width = (observation["actors_rig"][..., k] for k in range(7))
+    cos, sin = np.abs(np.cos(yaw)), np.abs(np.sin(yaw))
+    reach_x, reach_y = (length * cos + width * sin) / 2.0, (length * sin + width * cos) / 2.0
+    there = observation["actors_mask"][..., None]
+    parts = []
+    for ahead_s in AHEAD_S:
+        at_x, at_y = x + vx * ahead_s, y + vy * ahead_s
+        in_x = ((at_x + reach_x)[..., None] > CELLS_X_M[:-1]) & ((at_x - reach_x)[..., None] < CELLS_X_M[1:])
+        in_y = ((at_y + reach_y)[..., None] > CELLS_Y_M[:-1]) & ((at_y - reach_y)[..., None] < CELLS_Y_M[1:])
+        parts.append(np.any((in_x & there)[..., :, None] & in_y[..., None, :], axis=1).reshape(len(x), -1))
+    return np.concatenate(parts, axis=1).astype(np.float32)
 
 
 class ActorsNetwork(nn.Module):
@@ -114,7 +137,7 @@ class CameraEncoder(nn.Module):
 
 
 class CameraNetwork(nn.Module):
-    """Ego and pictures of one or more cameras to `outputs` numbers."""
+    """Ego and pictures of cameras to `outputs` numbers, and while it imitates to the cells around the car."""
 
     def __init__(
         self,
@@ -125,6 +148,7 @@ class CameraNetwork(nn.Module):
         size: tuple[int, int],
         channels: Sequence[int],
         outputs: int = KNOTS,
+        around: bool = False,
     ) -> None:
         super().__init__()
         self.cameras = tuple(cameras)
@@ -133,16 +157,19 @@ class CameraNetwork(nn.Module):
         width = (1 + len(self.cameras)) * hidden
         self.trunk = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
         self.head = _head(hidden, outputs)
+        if around:
+            self.around = nn.Linear(len(self.cameras) * hidden, CELLS)
 
     def inputs(self, observation: Observation) -> list[NDArray[Any]]:
         """Ego [N,F] and each camera's pictures [N,K,h,w,3] u8."""
         return [ego_features(observation), *(observation[f"camera_{name}"] for name in self.cameras)]
 
-    def forward(self, ego: Tensor, *pictures: Tensor) -> Tensor:
-        """What `inputs` gives, to [N,outputs]."""
+    def forward(self, ego: Tensor, *pictures: Tensor, around: bool = False) -> Tensor:
+        """What `inputs` gives, to [N,outputs]; with `around` [N,outputs + CELLS], logits of the cells behind them."""
         parts = [encoder(seen) for encoder, seen in zip(self.encoders, pictures, strict=True)]
         found: Tensor = self.head(self.trunk(torch.cat([self.ego(ego), *parts], dim=-1)))
-        return found
+        # From the pictures' features alone: what they show has to be in them.
+        return torch.cat([found, self.around(torch.cat(parts, dim=-1))], dim=-1) if around else found
 
 
 def _ego_layer(hidden: int, route_points: int) -> nn.Sequential:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from alpagym_runtime.errors import ConfigError, CorruptFileError
 from alpagym_runtime.policies.base import padded
@@ -25,7 +26,7 @@ from alpagym_runtime.random import normal
 from alpagym_runtime.trainers.checkpoints import load_weights
 from alpagym_runtime.types import Decision, Observation, Sampling, Score
 from alpagym_waypoint.config import BUNDLED, WaypointConfig
-from alpagym_waypoint.network import KNOTS, ActorsNetwork, CameraNetwork
+from alpagym_waypoint.network import KNOTS, ActorsNetwork, CameraNetwork, cells_taken
 
 ACCELERATION_UNIT_MPS2 = 3.0
 CURVATURE_UNIT_PM = 0.06
@@ -40,8 +41,8 @@ for _row, (_offset, _knots) in enumerate([(0, EARLY), (0, NEXT), (8, EARLY), (8,
 _SHIFT = (_GROUP > 0).astype(np.float32)
 
 PICTURE_AXES = 5
-VALUE = "value."
-"""Names of the value head's weights begin so."""
+SPARE = ("value.", "around.")
+"""Names of the weights of heads without which a policy drives begin so."""
 LARGEST_FORWARD = 256
 """Rows of one forward in `act`; more go in parts, so that activations stay in the cache."""
 
@@ -50,15 +51,21 @@ def _network(config: WaypointConfig, route_points: int, outputs: int = KNOTS) ->
     if not config.cameras:
         return ActorsNetwork(config.hidden, route_points, outputs)
     size = (config.camera_height, config.camera_width)
-    return CameraNetwork(config.hidden, route_points, config.cameras, config.frames, size, config.channels, outputs)
+    seen = config.cameras, config.frames, size, config.channels
+    around = config.around_weight > 0.0 and outputs == KNOTS
+    return CameraNetwork(config.hidden, route_points, *seen, outputs, around)
 
 
 def _take(module: nn.Module, state: Mapping[str, Any]) -> None:
-    """Give a network weights. A value head that they lack stays as it is, one that it lacks is left out."""
-    own = {name: value for name, value in module.state_dict().items() if name.startswith(VALUE)}
-    given = {name: value for name, value in state.items() if own or not name.startswith(VALUE)}
-    if not any(name.startswith(VALUE) for name in given):
-        given |= own
+    """Give a network weights. A head of `SPARE` that they lack stays as it is, one that it lacks is left out."""
+    given = dict(state)
+    for head in SPARE:
+        own = {name: value for name, value in module.state_dict().items() if name.startswith(head)}
+        found = [name for name in given if name.startswith(head)]
+        if not own:
+            given = {name: value for name, value in given.items() if name not in found}
+        elif not found:
+            given |= own
     module.load_state_dict(given)
 
 
@@ -94,6 +101,7 @@ class WaypointPolicy:
         self._correlation = config.noise_correlation
         self._blank = config.blank_cameras
         self._value_head = config.value_head
+        self._around_weight = config.around_weight
         self._group = torch.from_numpy(_GROUP.T.copy()).to(self.device)
 
     def act(self, observations: Observation, seeds: NDArray[np.uint64], sampling: Sampling) -> Decision:
@@ -144,13 +152,24 @@ class WaypointPolicy:
         return knots
 
     def imitation_loss(self, observations: Observation, target_plan_rig: NDArray[np.float32]) -> Tensor:
-        """[N] squared error of the knots against those of the expert's plans [N,64,3]; later knots count less."""
+        """[N] squared error of the knots against those of the expert's plans [N,64,3]; later knots count less.
+
+        Where road users are told (`actors_rig`), `around_weight` times the mean cross-entropy of the cells is added.
+        """
         speed = observations["ego_dynamics_rig"][:, 0].astype(np.float64)
         target = knots_of_plan(target_plan_rig, speed) / UNITS[None, :, None]
         wanted = torch.from_numpy(np.clip(target, -4.0, 4.0).reshape(len(target), 16).astype(np.float32))
         weight = torch.from_numpy(np.tile(np.where(KNOT_TIMES_S <= 2.0, 1.0, 0.15), 2).astype(np.float32))
-        error = self.forward(observations) - wanted.to(self.device)
-        return (error * error * weight.to(self.device)).sum(dim=-1)
+        told = self._around_weight > 0.0 and "actors_rig" in observations
+        inputs = self._tensors(observations)
+        found: Tensor = self.module(*inputs, around=True) if told else self.module(*inputs)
+        error = found[:, :KNOTS] - wanted.to(self.device)
+        loss = (error * error * weight.to(self.device)).sum(dim=-1)
+        if not told:
+            return loss
+        taken = torch.from_numpy(cells_taken(observations)).to(self.device)
+        cells = binary_cross_entropy_with_logits(found[:, KNOTS:], taken, reduction="none")
+        return loss + self._around_weight * cells.mean(dim=-1)
 
     def _inputs(self, observations: Observation) -> list[NDArray[Any]]:
         arrays: list[NDArray[Any]] = self.module.inputs(observations)  # type: ignore[operator]

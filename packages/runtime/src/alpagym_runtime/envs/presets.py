@@ -25,12 +25,12 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "distance_to_gt": {"distance_to_gt": {"type": "distance_to_gt", "scale": -0.01}},
     "metrics": {
         "progress": {"type": "progress", "scale": 1.0},
-        "collision": {"type": "collision", "scale": -10.0},
+        "collision": {"type": "collision", "scale": -10.0, "once": True},
     },
     "progress_safety": {
         "progress": {"type": "progress", "scale": 1.0},
-        "collision": {"type": "collision", "scale": -10.0},
-        "off_road": {"type": "off_road", "scale": -5.0},
+        "collision": {"type": "collision", "scale": -10.0, "once": True},
+        "off_road": {"type": "off_road", "scale": -5.0, "once": True},
         "distance_to_gt": {"type": "distance_to_gt", "scale": -0.01},
     },
 }

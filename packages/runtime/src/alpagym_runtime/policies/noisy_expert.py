@@ -30,10 +30,14 @@ class Noise:
 
 
 class NoisyExpert:
-    """Drives the expert's plan, bent by noise in acceleration and curvature; observes what the trainee observes."""
+    """Drives the expert's plan, bent by noise in acceleration and curvature.
+
+    It observes what the trainee observes and what the trainee's imitation is told besides.
+    """
 
     def __init__(self, trainee: PolicySpec, noise: Noise) -> None:
-        self.spec = replace(trainee, privileged=(LABEL,), carry={**trainee.carry, "expert_noise": (2,)})
+        carry = {**trainee.carry, "expert_noise": (2,)}
+        self.spec = replace(trainee, privileged=(LABEL,), optional=trainee.lesson, carry=carry)
         self.noise = noise
         self._trainee_carry = dict(trainee.carry)
 

@@ -42,28 +42,37 @@ class CollisionConfig:
 
     Attributes:
         at_fault: count only collisions that are the ego's doing.
+        once: 1 a drive at most, however many objects are hit.
 
     """
 
     at_fault: bool = False
+    once: bool = False
 
     def build(self, simulator_spec: SimulatorSpec) -> RewardTerm:
         """The term for this simulator; ConfigError where it has no such measure."""
         from alpagym_runtime.rewards.events import Event
 
         name = "collision_at_fault_count" if self.at_fault else "collision_count"
-        return Event("collision", name, simulator_spec)
+        return Event("collision", name, simulator_spec, self.once)
 
 
 @dataclass
 class OffRoadConfig:
-    """1 each time the ego leaves the drivable area."""
+    """1 each time the ego leaves the drivable area.
+
+    Attributes:
+        once: 1 a drive at most.
+
+    """
+
+    once: bool = False
 
     def build(self, simulator_spec: SimulatorSpec) -> RewardTerm:
         """The term for this simulator; ConfigError where it has no such measure."""
         from alpagym_runtime.rewards.events import Event
 
-        return Event("off_road", "offroad_count", simulator_spec)
+        return Event("off_road", "offroad_count", simulator_spec, self.once)
 
 
 @dataclass

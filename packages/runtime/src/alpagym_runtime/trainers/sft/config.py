@@ -30,6 +30,9 @@ class SftConfig:
         epochs: passes over the data; the most, where `patience` is set.
         patience: imitation ends after so many epochs in which the loss on validation drives did not fall, and keeps the
             weights of the best one; 0 makes all epochs and keeps the last weights.
+        cool_down: epochs that follow once `patience` has run out, or at the end of `epochs`: the rate, until then at
+            its peak, falls to nothing in them, and the last weights are kept; fewer where `epochs` has no room for
+            them after a first one; 0: the rate is one cycle over `epochs`.
         validation_scenes: scenes of val in which the expert drives for that; of a store, this share of its scenes is
             held out instead: `validation_share`.
         validation_share: see `validation_scenes`.
@@ -50,6 +53,7 @@ class SftConfig:
     noise_correlation: float = 0.9
     epochs: int = 10
     patience: int = 3
+    cool_down: int = 0
     validation_scenes: int = 64
     validation_share: float = 0.1
     batch: int = 256
@@ -70,12 +74,18 @@ class SftConfig:
         check_range("noise_correlation", self.noise_correlation, minimum=0, below=1)
         check_range("epochs", self.epochs, minimum=1)
         check_range("patience", self.patience, minimum=0)
+        check_range("cool_down", self.cool_down, minimum=0)
         check_range("validation_scenes", self.validation_scenes, minimum=1)
         check_range("validation_share", self.validation_share, above=0, below=1)
         check_range("batch", self.batch, minimum=1)
         check_range("learning_rate", self.learning_rate, above=0, maximum=10)
         check_range("weight_decay", self.weight_decay, minimum=0)
         check_range("gradient_clip", self.gradient_clip, above=0)
+
+    @property
+    def cool_down_epochs(self) -> int:
+        """`cool_down`, as far as `epochs` has room for it."""
+        return min(self.cool_down, self.epochs - 1)
 
     def preflight(self, config: Any, machine: Any) -> Iterator[Problem]:
         """Whether the store is there."""

@@ -1,6 +1,8 @@
 """Imitation, top to bottom: drive the expert with noise, or take stored drives; then regress the plans.
 
-It goes on until the loss on validation drives stops falling, `epochs` at most, and ends with the best epoch's weights.
+It goes on until the loss on validation drives stops falling, `epochs` at most, and ends with the best epoch's weights,
+or after a cool-down with the last ones: at a high rate the weights of one epoch drive much better or worse than the
+next one's, whatever their loss.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from alpagym_runtime.trainers.run import Run
 
 STAGE = "imitation"
+RISE_EPOCHS = 0.75
+"""In which the rate rises to its peak, where a cool-down follows."""
 PORTION = 64
 """Expert drives whose pictures are joined at a time."""
 
@@ -70,9 +74,9 @@ class SftTrainer:
             total, refused = 0.0, 0
             with learner.training():
                 for b, rows in enumerate(np.array_split(order, batches)):
-                    rate = _one_cycle((epoch * batches + b) / (config.epochs * batches)) * config.learning_rate
+                    rate = _share_of_rate(config, epoch + b / batches, run.stage_state.get("cooling"))
                     for group in optimiser.param_groups:
-                        group["lr"] = rate
+                        group["lr"] = rate * config.learning_rate
                     optimiser.zero_grad()
                     mine = rows[(rows >= begin) & (rows < begin + len(target))] - begin
                     loss = self._backward(run, observation, target, mine, len(rows))
@@ -93,8 +97,13 @@ class SftTrainer:
             if watch is not None:
                 measured, stop = watch.after_epoch(epoch + 1)
                 numbers |= measured
-                if stop or epoch + 1 == config.epochs:
-                    watch.take_best()
+            if config.cool_down_epochs:
+                cooling = run.stage_state.get("cooling")
+                if cooling is None and (stop or epoch + 1 >= config.epochs - config.cool_down_epochs):
+                    run.stage_state["cooling"] = epoch + 1
+                stop = cooling is not None and epoch + 1 >= cooling + config.cool_down_epochs
+            elif watch is not None and (stop or epoch + 1 == config.epochs):
+                watch.take_best()
             took = time.perf_counter() - started
             run.end_step(STAGE, epoch + 1, config.epochs, numbers, took, optimiser, kept, last=stop)
             if stop:
@@ -209,8 +218,21 @@ def _mine(things: list[Any], team: Team) -> list[Any]:
     return things[part.start : part.stop]
 
 
+def _share_of_rate(config: SftConfig, epochs_made: float, cooling: int | None) -> float:
+    """Share of the peak rate after so many epochs; `cooling` is the epoch with which the cool-down began."""
+    if not config.cool_down_epochs:
+        return _one_cycle(epochs_made / config.epochs)
+    up = min(0.1 + 0.9 * epochs_made / RISE_EPOCHS, 1.0)
+    return up if cooling is None else up * _fall((epochs_made - cooling) / config.cool_down_epochs)
+
+
 def _one_cycle(progress: float) -> float:
     """Share of the peak rate: up over the first 15 %, then down by a cosine to 1 %."""
     if progress < 0.15:
         return 0.1 + 0.9 * progress / 0.15
-    return 0.01 + 0.99 * 0.5 * (1.0 + float(np.cos(np.pi * (progress - 0.15) / 0.85)))
+    return _fall((progress - 0.15) / 0.85)
+
+
+def _fall(progress: float) -> float:
+    """From 1 to 0.01, by a cosine."""
+    return 0.01 + 0.99 * 0.5 * (1.0 + float(np.cos(np.pi * progress)))
