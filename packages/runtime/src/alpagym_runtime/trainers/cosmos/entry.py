@@ -21,7 +21,7 @@ def main() -> None:
     from alpagym_runtime.trainers.cosmos import housekeeping
 
     housekeeping.keep_to_this_machine(directory)
-    housekeeping.read_commands_often()
+    housekeeping.read_often()
     housekeeping.end_with_owner(directory / FOLDER)
 
     from cosmos_rl.launcher.worker_entry import main as play

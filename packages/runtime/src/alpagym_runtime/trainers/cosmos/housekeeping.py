@@ -36,6 +36,7 @@ LOOPBACK = "127.0.0.1"
 REDIS_PID = "redis.pid"
 """Below FOLDER: the number of the job's Redis, while it runs."""
 COMMAND_WAIT_MS = 50
+EPISODE_WAIT_MS = 500
 _LOOK_S = 1.0
 _GRACE_S = 10.0
 
@@ -46,12 +47,21 @@ def owner_variables(owner: Identity) -> dict[str, str]:
     return {OWNER: json.dumps(described), SECRET: secrets.token_hex(16)}
 
 
-def read_commands_often() -> None:
-    """Shorten the blocking read of commands: in colocated mode each training step waits for it to end (10 s)."""
+def read_often() -> None:
+    """Shorten blocking reads of Redis.
+
+    For commands: in colocated mode each training step waits for one to end (10 s). For episodes: the end of a policy
+    worker waits for one (10 s), before it sleeps for 15 s.
+    """
     from cosmos_rl.utils import constant
 
-    _need(constant.RedisStreamConstant, "CMD_READING_TIMEOUT_MS")
-    constant.RedisStreamConstant.CMD_READING_TIMEOUT_MS = COMMAND_WAIT_MS
+    stream = constant.RedisStreamConstant
+    for name, wait_ms in (
+        ("CMD_READING_TIMEOUT_MS", COMMAND_WAIT_MS),
+        ("ROLLOUT_READING_TIMEOUT_MS", EPISODE_WAIT_MS),
+    ):
+        _need(stream, name)
+        setattr(stream, name, wait_ms)
 
 
 def keep_to_this_machine(directory: Path) -> None:
