@@ -27,12 +27,15 @@ from alpagym_runtime.trainers.cosmos.housekeeping import redis_text
 from alpagym_runtime.trainers.cosmos.journal import Journal, Presence, Step
 from alpagym_runtime.trainers.cosmos.learning import Lesson, fresh_enough, learn, loop_config, rate_share, step_data
 from alpagym_runtime.trainers.cosmos.parcels import receive, send
+from alpagym_runtime.trainers.cosmos.place import transport_of
 from alpagym_runtime.trainers.cosmos.prompts import Prompts, number_of
 from alpagym_runtime.trainers.cosmos.replicas import Replicas
 from alpagym_runtime.trainers.cosmos.tables import cosmos_config, to_toml
 from alpagym_runtime.trainers.grpo.advantages import group_advantages
 from alpagym_runtime.trainers.scenes import scenes_of_step
 from alpagym_runtime.transport.between import build_transport, remove_leftovers
+from alpagym_runtime.transport.disk import DiskTransport
+from alpagym_runtime.transport.memory import MemoryTransport
 from alpagym_runtime.types import Sampling
 
 SCENES = ("toy-0", "toy-1", "toy-2", "toy-3")
@@ -217,6 +220,34 @@ def test_drives_that_nobody_took_go_with_the_job(tmp_path):
     assert len(list((tmp_path / "transport").iterdir())) == 1
     remove_leftovers(config, tmp_path)
     assert list((tmp_path / "transport").iterdir()) == []
+
+
+def test_where_the_drives_of_a_worker_go(tmp_path):
+    colocated = configure(cosmos={**mapping()["cosmos"], "mode": "colocated"})
+    # One process drives and trains: nothing is written.
+    assert isinstance(transport_of(colocated, tmp_path, "Policy"), MemoryTransport)
+    assert isinstance(transport_of(configure(), tmp_path, "Rollout"), DiskTransport)
+    assert isinstance(transport_of(configure(transport={"type": "disk"}), tmp_path, "Policy"), DiskTransport)
+    gloo = configure(transport={"type": "nccl", "backend": "gloo"})
+    # The controller passes handles on; an end of its own would stand in the way of the policy's.
+    assert isinstance(transport_of(gloo, tmp_path, "Controller"), MemoryTransport)
+    assert not (tmp_path / "transport" / "nccl.json").exists()
+
+
+def test_a_whole_step_fits_on_its_way_through_nccl(tmp_path):
+    config = configure(transport={"type": "nccl", "backend": "gloo", "in_flight": 1, "timeout_s": 10.0})
+    members = [driven for group in drives(config, (0, 1)) for driven in credited(group, config.trainer.config)]
+    policy, rollout = transport_of(config, tmp_path, "Policy"), transport_of(config, tmp_path, "Rollout")
+    try:
+        # Handles of all of them go to the controller before the policy takes the first.
+        texts = [send(driven, rollout) for driven in members]
+        for text, driven in zip(texts, members, strict=True):
+            got, handle = receive(text, policy)
+            np.testing.assert_array_equal(got.episode.decisions.log_prob, driven.episode.decisions.log_prob)
+            policy.discard(handle)
+    finally:
+        rollout.close()
+        policy.close()
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"episode": "disk-0", "advantage_T": "%"}', 7])

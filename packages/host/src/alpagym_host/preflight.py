@@ -84,7 +84,8 @@ def describe(problems: Sequence[Problem], width: int = 100) -> str:
 def _plugins(config: RunConfig, command: str) -> Iterator[tuple[str, Any]]:
     yield "policy", config.policy.config
     yield "simulator", config.simulator.config
-    yield "transport", config.transport.config
+    if command != "train" or config.trainer.type != "cosmos":  # which looks at it itself: its workers are the ends
+        yield "transport", config.transport.config
     if command == "train":
         yield "trainer", config.trainer.config
     for name, term in config.reward.terms.items():

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 VERSION = "0.4.7"
 INSTALL = "uv sync --all-packages --extra cosmos"
 MODES = ("colocated", "disaggregated")
+_MOST_IN_FLIGHT = 1024  # of transport.in_flight
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -364,15 +365,54 @@ def _fits(config: RunConfig) -> Iterator[Problem]:
                 )
     if config.rollout.group_size < 2:
         yield Problem("rollout.group_size", config.rollout.group_size, "a group compares at least two", "…=2")
-    if config.transport.type not in ("memory", "disk"):
-        why = "a drive must outlive the rollout worker that made it, so it passes through a file"
-        yield Problem("transport", config.transport.type, why, "transport=disk")
+    yield from _carries(config)
     if config.has_workers:
         why = "Cosmos-RL's rollout replicas drive; it starts them itself"
         yield Problem("rollout.workers", config.rollout.workers, why, "rollout.workers=0")
     if config.learner.lora is not None:
         why = "adapters are not passed through Cosmos-RL's weight sync"
         yield Problem("learner.lora", "set", why, "learner.lora=null")
+
+
+def episodes_under_way(config: RunConfig) -> int:
+    """Most episodes that are driven and not trained on yet: the steps that may be ahead, and a rollout's last batch."""
+    cosmos, step = config.cosmos, config.cosmos.train.train_policy
+    ahead = 0 if step.on_policy else step.allowed_outdated_steps
+    replicas = cosmos.rollout.parallelism.n_init_replicas
+    return (ahead + 1) * cosmos.global_batch + replicas * cosmos.rollout.batch_size * config.rollout.group_size
+
+
+def _carries(config: RunConfig) -> Iterator[Problem]:
+    """Whether the transport brings episodes from rollouts to policies."""
+    cosmos, kind = config.cosmos, config.transport.type
+    if kind not in ("memory", "disk", "nccl"):
+        why = "a drive must outlive the rollout worker that made it, so it passes through a file or to the policy's GPU"
+        yield Problem("transport", kind, why, "transport=disk")
+    if kind != "nccl":
+        return
+    if cosmos.mode == "colocated":
+        why = "colocated roles are one process on one GPU, and NCCL connects two"
+        yield Problem("transport", kind, why, "transport=memory, or cosmos.mode=disaggregated")
+    for role in (cosmos.policy, cosmos.rollout):
+        if role.parallelism.n_init_replicas > 1:
+            name = "policy" if role is cosmos.policy else "rollout"
+            why = (
+                "a rollout does not know which policy will train on a drive"
+                if name == "policy"
+                else "weights pass from rollout to rollout too, and episodes must not be on their way meanwhile"
+            )
+            key = f"cosmos.{name}.parallelism.n_init_replicas"
+            yield Problem(key, role.parallelism.n_init_replicas, f"transport=nccl: {why}", "transport=disk")
+    backend = getattr(config.transport.config, "backend", "nccl")
+    if cosmos.device == "cpu" and backend == "nccl":
+        yield Problem("transport.backend", backend, "cosmos.device=cpu has no GPU", "transport.backend=gloo")
+    if (count := episodes_under_way(config)) > _MOST_IN_FLIGHT:
+        why = (
+            f"transport=nccl has room for {_MOST_IN_FLIGHT} episodes on their way; the steps that may be ahead and a "
+            f"rollout's batch are {count}"
+        )
+        key = "cosmos.train.train_batch_per_replica"
+        yield Problem(key, cosmos.train.train_batch_per_replica, why, "transport=disk, or smaller batches")
 
 
 def not_installed(machine: Machine) -> Iterator[Problem]:

@@ -5,7 +5,9 @@ Cosmos-RL's launcher says in COSMOS_ROLE which part it plays. This module regist
 
 from __future__ import annotations
 
-from alpagym_runtime.trainers.cosmos.place import run_of
+import os
+
+from alpagym_runtime.trainers.cosmos.place import run_of, transport_of
 from alpagym_runtime.trainers.cosmos.tables import FOLDER
 from alpagym_runtime.trainers.cosmos.version import require_version
 
@@ -30,10 +32,15 @@ def main() -> None:
     from alpagym_runtime.trainers.cosmos.model import register_model
     from alpagym_runtime.trainers.cosmos.packer import Packer, reward
     from alpagym_runtime.trainers.cosmos.prompts import Prompts
-    from alpagym_runtime.transport.between import build_transport
+    from alpagym_runtime.transport.config import NcclConfig
 
     register_model()
-    transport = build_transport(config, "trainer", directory)
+    role = os.environ.get("COSMOS_ROLE", "Controller")
+    transport = transport_of(config, directory, role)
+    if role == "Policy" and isinstance(config.transport.config, NcclConfig):
+        from alpagym_runtime.trainers.cosmos.weights_first import weights_go_first
+
+        weights_go_first(transport)  # type: ignore[arg-type]  # the policy's end receives
     packer = Packer(transport)
     prompts = Prompts.read(config, directory)
     play(
