@@ -159,6 +159,16 @@ def test_two_rollouts_and_two_policies(tmp_path):
     assert all(worker.episodes > 0 for worker in workers)
 
 
+def test_drives_through_the_nccl_transport_wait_for_weights(tmp_path):
+    run = tmp_path / "run"
+    # Few buffers and many drives: without turns, policy and rollout would wait for each other at a weight sync.
+    words = ("transport=nccl", "transport.backend=gloo", "cosmos.rollout.prefetch_rollout=true")
+    train(run, *words)
+    rows = has_ended_well(run)
+    assert all(row["episodes_trained"] == 8.0 for row in rows)
+    assert list((run / "cosmos" / "ready").iterdir()) == []
+
+
 def test_dapo_drives_again_where_rewards_are_equal(tmp_path):
     run = tmp_path / "run"
     train(run, "cosmos.train.train_policy.variant=dapo", "cosmos.train.train_policy.on_policy=true")

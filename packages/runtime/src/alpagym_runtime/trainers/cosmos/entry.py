@@ -37,10 +37,13 @@ def main() -> None:
     register_model()
     role = os.environ.get("COSMOS_ROLE", "Controller")
     transport = transport_of(config, directory, role)
-    if role == "Policy" and isinstance(config.transport.config, NcclConfig):
-        from alpagym_runtime.trainers.cosmos.weights_first import weights_go_first
+    if isinstance(config.transport.config, NcclConfig):
+        from alpagym_runtime.trainers.cosmos import weights_first
 
-        weights_go_first(transport)  # type: ignore[arg-type]  # the policy's end receives
+        if role == "Policy":
+            weights_first.hold_episodes_while_sending(transport, directory)  # type: ignore[arg-type]  # it receives
+        elif role == "Rollout":
+            weights_first.tell_when_ready(directory)
     packer = Packer(transport)
     prompts = Prompts.read(config, directory)
     play(
