@@ -21,6 +21,8 @@ import psutil
 import pytest
 import torch
 
+from alpagym_host import run_dir
+from alpagym_host.compose import compose
 from alpagym_runtime.trainers.checkpoints import load_weights
 from alpagym_runtime.trainers.cosmos.config import INSTALL, VERSION
 from alpagym_runtime.trainers.cosmos.journal import Journal
@@ -220,6 +222,36 @@ def test_a_stopped_run_goes_on_where_it_stood(tmp_path):
     has_ended_well(run, 9)
 
 
+def test_two_nodes_of_a_slurm_job(tmp_path, monkeypatch):
+    """The policy on one node, the rollout on another; both are this machine, which Slurm's variables do not say."""
+    words = (
+        *("deploy=slurm", "deploy.slurm.partition=main", "topology.train_nodes=2", "topology.gpus_per_node=1"),
+        *("cosmos.host=127.0.0.2", "cosmos.controller_port=8431"),  # not this machine's main address
+    )
+    config = compose([*WORDS, *words, f"run.root={tmp_path}"])
+    run = run_dir.create(config, "train", tmp_path / "run")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    started = []
+    for rank in ("1", "0"):
+        monkeypatch.setenv("SLURM_PROCID", rank)
+        with (tmp_path / f"node-{rank}.log").open("w") as log:
+            argv = [sys.executable, "-m", "alpagym_host.launch.job", str(run)]
+            started.append(subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT))
+    other, first = started
+    try:
+        assert first.wait() == 0, (tmp_path / "node-0.log").read_text()[-6000:]
+        assert other.wait(60) == 0, (tmp_path / "node-1.log").read_text()[-6000:]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    has_ended_well(run)
+    logs = {path.name for path in (run / "cosmos").glob("logs*/logs_latest/*.log")}
+    assert {"controller.log", "policy_0.log", "rollout_0.log"} <= logs
+    assert list((run / "cosmos").glob("logs-1/logs_latest/rollout_0.log"))
+
+
 def test_controller_and_redis_are_for_this_machine_alone_and_end_with_their_owner(tmp_path):
     run = tmp_path / "run"
     process = begin(run, *COLOCATED, "cosmos.train.max_num_steps=100000", "cosmos.train.epoch=100000")
@@ -260,7 +292,6 @@ def test_every_key_that_we_write_is_one_of_cosmos(tmp_path):
         "        elif theirs[key] != value: yield f'{at}{key}: {value!r} became {theirs[key]!r}'\n"
         "print(json.dumps(list(lost(table, read))))"
     )
-    from alpagym_host.compose import compose
     from alpagym_runtime.trainers.cosmos.tables import cosmos_config, to_toml
 
     words = (*WORDS, "cosmos.train.train_policy.batch_size_per_optimize=4")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
@@ -402,6 +403,15 @@ def test_running_statistics_are_refused_and_tied_weights_and_constants_are_not(t
 
 
 # ---------------------------------------------------------------- journal
+
+
+def test_a_number_that_was_not_measured_stays_one(tmp_path):
+    journal = Journal(tmp_path)
+    (tmp_path / "cosmos").mkdir()
+    journal.add(Step(1, 1, 0.5, {"driving_score": math.nan, "reward": 0.25}))  # an open-loop world has no score
+    (step,) = journal.steps(0)
+    assert math.isnan(step.numbers["driving_score"])
+    assert step.numbers["reward"] == 0.25
 
 
 def test_steps_are_read_as_far_as_they_follow_each_other(tmp_path):

@@ -7,16 +7,19 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
 
 from alpagym_plugins import ConfigError
 from alpagym_runtime.run_config import from_mapping
+from alpagym_runtime.trainers.cosmos.commands import launch_command
 from alpagym_runtime.trainers.cosmos.housekeeping import end_redis
 from alpagym_runtime.trainers.cosmos.journal import Journal
 from alpagym_runtime.trainers.cosmos.monitor import Seen, signs
-from alpagym_runtime.trainers.cosmos.supervisor import Job, JobError, launch_command, newest_checkpoint
+from alpagym_runtime.trainers.cosmos.nodes import DOWN, OVER, RUNS, Call, call, called, other_options, take_part
+from alpagym_runtime.trainers.cosmos.supervisor import Job, JobError, newest_checkpoint
 
 WORKER = """
 import sys, time
@@ -27,9 +30,10 @@ here = Path(sys.argv[1])
 """Begins a program that stands for launcher and workers in one."""
 
 
-def configure(cosmos):
+def configure(cosmos, **sections):
     return from_mapping(
-        {
+        sections
+        | {
             "run": {"seed": 3},
             "simulator": {"type": "toy"},
             "dataset": {"train_scenes": 4, "val_scenes": 2, "test_scenes": 3},
@@ -285,3 +289,81 @@ def test_sick_and_healthy_patterns_are_named_with_their_fix(pending, numbers, na
     assert sign.name == name
     assert sign.healthy == (first is None)
     assert (sign.remedies or (None,))[0] == first
+
+
+# ---------------------------------------------------------------- several nodes
+
+
+@pytest.fixture
+def two_nodes(tmp_path, monkeypatch):
+    """The config of a job on two nodes, and its run directory."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    train = {"train_batch_per_replica": 8, "param_dtype": "float32"}
+    cosmos = {"mode": "disaggregated", "host": "head", "train": train, "device": "cpu"}
+    config = configure(cosmos, deploy={"kind": "slurm"}, topology={"train_nodes": 2, "gpus_per_node": 1})
+    run = tmp_path / "run"
+    (run / "cosmos").mkdir(parents=True)
+    return config, run
+
+
+NODE = """
+import os, sys, time
+from pathlib import Path
+(Path(sys.argv[1]) / os.environ["ALPAGYM_COSMOS_SECRET"]).write_text(str(os.getpid()))
+time.sleep(60)
+"""
+
+
+def pid_in(path):
+    end_s = time.monotonic() + 30.0
+    while not (path.is_file() and path.read_text()):
+        assert time.monotonic() < end_s, path
+        time.sleep(0.05)
+    return int(path.read_text())
+
+
+def test_the_first_node_calls_the_others_and_says_when_the_job_is_down(two_nodes, tools):
+    config, run = two_nodes
+    job = Job(config, run, [sys.executable, "-c", WORKER + "time.sleep(60)", str(run)])
+    job.start(resume=False)
+    told = called(run)
+    assert (told.start, told.number, told.state, told.controller) == ("7-1", 1, RUNS, "head:8000")
+    assert (run / "cosmos" / "nodes.json").stat().st_mode & 0o777 == 0o600  # it holds a password
+    job.stop()
+    assert called(run).state == DOWN
+    job.start(resume=False)
+    assert called(run).number == 2
+    assert called(run).secret not in ("", told.secret)
+    job.stop()
+
+
+def test_another_node_works_at_each_start_of_the_job_to_the_end_of_the_run(two_nodes):
+    config, run = two_nodes
+    call(run, Call("7-0", 1, RUNS, "head:8000", "before"))  # of an earlier start of the Slurm job
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(take_part, config, run, 1, [sys.executable, "-c", NODE, str(run)])
+        time.sleep(1.0)
+        assert not (run / "before").exists()
+        call(run, Call("7-1", 1, RUNS, "head:8000", "one"))
+        first = pid_in(run / "one")
+        call(run, Call("7-1", 2, RUNS, "head:8000", "two"))
+        second = pid_in(run / "two")
+        assert not psutil.pid_exists(first)
+        call(run, Call("7-1", 2, DOWN))
+        call(run, Call("7-1", 0, OVER))
+        assert working.result(timeout=30) == 0
+    assert not psutil.pid_exists(second)
+    options = other_options(config, "head:8000", 1)
+    assert options == ["--url", "head:8000", "--num-workers", "2", "--worker-idx", "1"]
+
+
+def test_a_node_whose_launcher_fails_ends_the_job(two_nodes, tools):
+    config, run = two_nodes
+    job = Job(config, run, [sys.executable, "-c", WORKER + "time.sleep(60)", str(run)])
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(take_part, config, run, 1, [sys.executable, "-c", "raise SystemExit(5)"])
+        with pytest.raises(JobError, match="launcher on node 1 ended with code 5"):
+            watch(job, run)
+        call(run, Call("7-1", 0, OVER))
+        assert working.result(timeout=30) == 0

@@ -208,7 +208,9 @@ class CosmosSection:
     Attributes:
         mode: colocated (policy and rollout take turns on the same GPUs) | disaggregated (GPUs of their own).
         device: cuda | cpu (the real Cosmos-RL with a stand-in for CUDA and NCCL, to try a run; slow).
-        controller_port: of its controller, on this machine; the next free one from here on.
+        controller_port: of its controller; the next free one from here on, and exactly this one where a job has
+            several nodes.
+        host: address at which other nodes reach the first one; null: that of its host name, or of its main route.
         register_timeout_s: longest time until every worker has said that it is there, s.
         watchdog_s: longest time without a training step, s.
         restarts: how often in a row the job is started again from its last checkpoint after a worker ended.
@@ -219,6 +221,7 @@ class CosmosSection:
     mode: str = "disaggregated"
     device: str = "cuda"
     controller_port: int = 8000
+    host: str | None = None
     register_timeout_s: float = 600.0
     watchdog_s: float = 1800.0
     restarts: int = 0
