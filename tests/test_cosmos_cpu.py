@@ -161,6 +161,25 @@ def test_two_rollouts_and_two_policies(tmp_path):
     assert all(worker.episodes > 0 for worker in workers)
 
 
+def test_a_policy_that_is_spread_over_two_gpus_heals_too(tmp_path):
+    run = tmp_path / "run"
+    words = ("cosmos.policy.parallelism.dp_shard_size=2", "cosmos.restarts=1", "cosmos.train.max_num_steps=9")
+    process = begin(run, *words)
+    wait_for_step(run, process, 4)
+    victim = next(worker.process.pid for worker in Journal(run).workers().values() if worker.role == "policy")
+    os.kill(victim, signal.SIGKILL)
+    assert process.wait() == 0, run.with_suffix(".log").read_text()[-6000:]
+    rows = has_ended_well(run, 9)
+    # The numbers are of both halves, and every rollout had the weights that both made.
+    assert all(row["episodes_trained"] == 8.0 for row in rows)
+    assert sorted(w.role for w in Journal(run).workers().values()) == ["policy", "policy", "rollout"]
+    kept = run / "cosmos" / "run" / "checkpoints" / "step_9" / "policy"
+    halves = [torch.load(kept / f"optimizer_rank_{rank}.pth", weights_only=True) for rank in (0, 1)]
+    sizes = [sum(t.numel() for entry in half["state"].values() for t in entry.values()) for half in halves]
+    whole = 2 * sum(t.numel() for t in load_weights(run).values())
+    assert max(sizes) < 0.75 * whole
+
+
 def test_drives_through_the_nccl_transport_wait_for_weights(tmp_path):
     run = tmp_path / "run"
     # Few buffers and many drives: without turns, policy and rollout would wait for each other at a weight sync.

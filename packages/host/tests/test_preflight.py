@@ -136,10 +136,10 @@ def test_a_model_that_does_not_fit_says_how_much_it_needs(good_tools, tmp_path):
     problem = problems["cosmos.policy.parallelism.dp_shard_size"]
     assert "need at least 0.0 GB on each policy GPU" in problem.message
     assert "cosmos.rollout.parallelism.dp_shard_size" not in problems
-    # Over four GPUs: 0.85 MB each.
+    # Over four GPUs: 0.85 MB each, and every parameter once more for the rollouts, 1 MB.
     assert compose(SMOKE).cosmos.gpu_bytes(200_000, 50_000) == (3_400_000, 1_000_000)
     four = compose([*SMOKE, "cosmos.policy.parallelism.dp_shard_size=4"])
-    assert four.cosmos.gpu_bytes(200_000, 50_000) == (850_000, 1_000_000)
+    assert four.cosmos.gpu_bytes(200_000, 50_000) == (1_850_000, 1_000_000)
 
 
 def test_a_batch_that_does_not_divide_names_the_next_one_that_does():
@@ -387,10 +387,12 @@ def test_cosmos_names_what_its_workers_cannot_do(good_tools):
     words = ("trainer=cosmos", "rollout.group_size=8", "cosmos.device=cpu")
     assert set(found(*words)) <= {"trainer"}  # the extra may be missing
     assert found(*words, "transport=shared_memory")["transport"].remedy == "transport=disk"
-    assert (
-        "more of n_init_replicas"
-        in found(*words, "cosmos.policy.parallelism.dp_shard_size=2")["cosmos.policy.parallelism.dp_shard_size"].remedy
-    )
+    key = "cosmos.rollout.parallelism.dp_shard_size"
+    assert "more of n_init_replicas" in found(*words, f"{key}=2")[key].remedy
+    key = "cosmos.policy.parallelism.dp_shard_size"
+    two = ("topology.gpus_per_node=3", "cosmos.train.train_batch_per_replica=16", f"{key}=2")
+    assert key not in found(*words, *two)
+    assert "no other beside it" in found(*words, *two, "cosmos.policy.parallelism.n_init_replicas=2")[key].message
     # 10 episodes a step are not whole groups of 8; 16 are.
     problem = found(*words, "cosmos.train.train_batch_per_replica=10")["cosmos.train.train_batch_per_replica"]
     assert "10 × 1 policy replicas = 10 episodes" in problem.message

@@ -246,11 +246,12 @@ class CosmosSection:
         """Least memory of one policy GPU and of one rollout GPU, bytes, for so many parameters.
 
         A trainable parameter of a policy is there four times in master_dtype (weight, gradient, the two moments of
-        Adam), a frozen one once; both are divided by the GPUs of a replica. A rollout holds every parameter once in
-        master_dtype. Activations and pictures come on top.
+        Adam), a frozen one once; both are divided by the GPUs of a replica, and where those are several each holds
+        every parameter besides, for the rollouts. A rollout holds every parameter once in master_dtype. Activations and
+        pictures come on top.
         """
-        size = _BYTES[self.train.master_dtype]
-        policy = (4 * trainable + frozen) * size // self.policy.parallelism.gpus_per_replica
+        size, gpus = _BYTES[self.train.master_dtype], self.policy.parallelism.gpus_per_replica
+        policy = (4 * trainable + frozen) * size // gpus + (trainable + frozen) * size * (gpus > 1)
         rollout = (trainable + frozen) * size // self.rollout.parallelism.gpus_per_replica
         return policy, rollout
 
@@ -357,15 +358,24 @@ def _fits(config: RunConfig) -> Iterator[Problem]:
             "make cosmos.policy.parallelism and cosmos.rollout.parallelism equal, or cosmos.mode=disaggregated",
         )
     for role, parallelism in (("policy", policy), ("rollout", rollout)):
-        for key in ("tp_size", "pp_size", "cp_size", "dp_shard_size"):
+        shared = () if role == "policy" else ("dp_shard_size",)
+        for key in ("tp_size", "pp_size", "cp_size", *shared):
             size = getattr(parallelism, key)
             if size > 1:
                 yield Problem(
                     f"cosmos.{role}.parallelism.{key}",
                     size,
-                    "a replica of our policies is one GPU: sharded replicas are not built yet",
+                    "our policies are not split so: only the policy's dp_shard_size spreads what is trained",
                     f"cosmos.{role}.parallelism.{key}=1, and more of n_init_replicas",
                 )
+    if policy.dp_shard_size > 1 and policy.n_init_replicas > 1:
+        yield Problem(
+            "cosmos.policy.parallelism.dp_shard_size",
+            policy.dp_shard_size,
+            f"a policy that is spread over GPUs has no other beside it in this version; n_init_replicas is "
+            f"{policy.n_init_replicas}",
+            "cosmos.policy.parallelism.n_init_replicas=1, or dp_shard_size=1",
+        )
     if config.rollout.group_size < 2:
         yield Problem("rollout.group_size", config.rollout.group_size, "a group compares at least two", "…=2")
     yield from _carries(config)
@@ -396,9 +406,8 @@ def _carries(config: RunConfig) -> Iterator[Problem]:
     if cosmos.mode == "colocated":
         why = "colocated roles are one process on one GPU, and NCCL connects two"
         yield Problem("transport", kind, why, "transport=memory, or cosmos.mode=disaggregated")
-    for role in (cosmos.policy, cosmos.rollout):
+    for name, role in (("policy", cosmos.policy), ("rollout", cosmos.rollout)):
         if role.parallelism.n_init_replicas > 1:
-            name = "policy" if role is cosmos.policy else "rollout"
             why = (
                 "a rollout does not know which policy will train on a drive"
                 if name == "policy"
@@ -406,6 +415,9 @@ def _carries(config: RunConfig) -> Iterator[Problem]:
             )
             key = f"cosmos.{name}.parallelism.n_init_replicas"
             yield Problem(key, role.parallelism.n_init_replicas, f"transport=nccl: {why}", "transport=disk")
+    if (shards := cosmos.policy.parallelism.dp_shard_size) > 1:
+        why = "transport=nccl: a rollout does not know which GPU of the policy will train on a drive"
+        yield Problem("cosmos.policy.parallelism.dp_shard_size", shards, why, "transport=disk")
     backend = getattr(config.transport.config, "backend", "nccl")
     if cosmos.device == "cpu" and backend == "nccl":
         yield Problem("transport.backend", backend, "cosmos.device=cpu has no GPU", "transport.backend=gloo")

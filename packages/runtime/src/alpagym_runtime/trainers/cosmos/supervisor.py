@@ -250,8 +250,15 @@ def write_config(config: RunConfig, directory: Path, resume: bool) -> Path:
     return folder / TOML
 
 
-def newest_checkpoint(directory: Path) -> int:
-    """The step of Cosmos-RL's newest checkpoint that is whole; 0 where there is none."""
+def newest_checkpoint(directory: Path, ranks: int = 1) -> int:
+    """The step of Cosmos-RL's newest checkpoint that is whole; 0 where there is none.
+
+    Args:
+        directory: the run's.
+        ranks: GPUs of a policy replica, each of which keeps its part.
+
+    """
     places = (directory / FOLDER / OUTPUT / "checkpoints").glob("step_*/policy")
-    whole = [p for p in places if (p / "cosmos_config").is_file() and (p / ".rank_0_complete").is_file()]
+    files = ("cosmos_config", *(f".rank_{rank}_complete" for rank in range(ranks)))
+    whole = [place for place in places if all((place / name).is_file() for name in files)]
     return max((int(place.parent.name.removeprefix("step_")) for place in whole), default=0)
