@@ -552,6 +552,15 @@ class Communicator:
         self._mail.nccl_allreduce(sendbuff, recvbuff, op, self._comm)
 
 
+def test_a_gpu_of_a_spread_policy_always_has_a_decision(tmp_path):
+    config = configure(trainer={"type": "cosmos", "least_advantage": 1e9})
+    lessons = lessons_of(config, policy_of(config))
+    assert len(step_data(lessons, config.trainer.config).advantage_B) == 0
+    data = step_data(lessons, config.trainer.config, never_empty=True)
+    assert data.advantage_B.tolist() == [0.0]  # takes part, and teaches nothing
+    assert data.counts["decisions_kept"] == 0.0
+
+
 def test_two_policy_replicas_learn_as_one_that_has_all_drives(tmp_path):
     config = configure()
     alone = policy_of(config)

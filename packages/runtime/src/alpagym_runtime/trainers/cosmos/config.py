@@ -368,14 +368,6 @@ def _fits(config: RunConfig) -> Iterator[Problem]:
                     "our policies are not split so: only the policy's dp_shard_size spreads what is trained",
                     f"cosmos.{role}.parallelism.{key}=1, and more of n_init_replicas",
                 )
-    if policy.dp_shard_size > 1 and policy.n_init_replicas > 1:
-        yield Problem(
-            "cosmos.policy.parallelism.dp_shard_size",
-            policy.dp_shard_size,
-            f"a policy that is spread over GPUs has no other beside it in this version; n_init_replicas is "
-            f"{policy.n_init_replicas}",
-            "cosmos.policy.parallelism.n_init_replicas=1, or dp_shard_size=1",
-        )
     if config.rollout.group_size < 2:
         yield Problem("rollout.group_size", config.rollout.group_size, "a group compares at least two", "…=2")
     yield from _carries(config)

@@ -22,7 +22,7 @@ from alpagym_runtime.trainers.cosmos.journal import Journal, Presence, Step
 from alpagym_runtime.trainers.cosmos.learning import DTYPES, Lesson, learn, rate_share
 from alpagym_runtime.trainers.cosmos.place import device_of, run_of
 from alpagym_runtime.trainers.cosmos.replicas import Replicas
-from alpagym_runtime.trainers.cosmos.sharing import Own
+from alpagym_runtime.trainers.cosmos.sharing import Own, own_part
 from alpagym_runtime.trainers.cosmos.tables import FOLDER, INITIAL, TRAINER
 from alpagym_runtime.trainers.learner import Learner
 from alpagym_runtime.trainers.run import build_policy
@@ -104,8 +104,8 @@ class AlpagymTrainer(Trainer):  # type: ignore[misc]
             ]
             fetched_s = time.monotonic()
             several = self._run.cosmos.policy.parallelism.n_init_replicas > 1 and inter_policy_nccl is not None
-            replicas = several and Replicas(inter_policy_nccl, inter_policy_nccl.replica_name, self.device)
-            team = replicas or self._ranks
+            name = inter_policy_nccl.replica_name if several else ""
+            team = Replicas(inter_policy_nccl, name, self.device, self._ranks) if several else self._ranks
             rate = self.optimizer.param_groups[0]["lr"]
             with self._learner.training():
                 numbers = learn(self._run, self._policy, self.optimizer, lessons, current_step, self._reference, team)
@@ -212,9 +212,11 @@ class AlpagymTrainer(Trainer):  # type: ignore[misc]
         for parameter in self.optimizer.param_groups[0]["params"]:
             state = self.optimizer.state[parameter]
             state["step"] = state["step"].to(parameter.device)
-            tensors += [state["step"], state["exp_avg"], state["exp_avg_sq"]]
+            tensors += [state["step"], own_part(state["exp_avg"]), own_part(state["exp_avg_sq"])]
         for tensor in tensors:
             (send_hook if is_send else recv_hook)(tensor)
+        if not is_send:
+            self._learner.adopt()
         return len(tensors)
 
     def step_validation(self) -> dict[str, Any]:

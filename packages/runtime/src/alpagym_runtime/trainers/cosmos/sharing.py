@@ -22,7 +22,7 @@ class Own:
     def state_dict(self) -> dict[str, Any]:
         """The state; of what is spread, this rank's part."""
         plain = self._optimiser.state_dict()
-        state = {index: {k: _own(value) for k, value in entry.items()} for index, entry in plain["state"].items()}
+        state = {index: {k: own_part(value) for k, value in entry.items()} for index, entry in plain["state"].items()}
         return {**plain, "state": state}
 
     def load_state_dict(self, plain: dict[str, Any]) -> None:
@@ -35,7 +35,8 @@ class Own:
         self._optimiser.load_state_dict({**plain, "state": state})
 
 
-def _own(value: Any) -> Any:
+def own_part(value: Any) -> Any:
+    """The memory of this rank's part of a tensor that is spread; anything else as it is."""
     return value.to_local() if hasattr(value, "to_local") else value
 
 
