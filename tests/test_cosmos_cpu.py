@@ -251,6 +251,7 @@ def test_two_nodes_of_a_slurm_job(tmp_path, monkeypatch):
     run = run_dir.create(config, "train", tmp_path / "run")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    monkeypatch.setenv("ALPAGYM_JOB_SECRET", "what the job's script makes")
     started = []
     for rank in ("1", "0"):
         monkeypatch.setenv("SLURM_PROCID", rank)

@@ -11,18 +11,14 @@ from pathlib import Path
 
 from alpagym_runtime.children import identify
 from alpagym_runtime.run_config import RunConfig
+from alpagym_runtime.trainers.cosmos.config import is_spread
 from alpagym_runtime.trainers.cosmos.double import MAIL
-from alpagym_runtime.trainers.cosmos.housekeeping import EVERYWHERE, SECRET, owner_variables
+from alpagym_runtime.trainers.cosmos.housekeeping import EVERYWHERE, owner_variables
 from alpagym_runtime.trainers.cosmos.place import RUN
 from alpagym_runtime.trainers.cosmos.tables import FOLDER
 
 MODULE = "alpagym_runtime.trainers.cosmos"
 TOML = "config.toml"
-
-
-def is_spread(config: RunConfig) -> bool:
-    """Whether a job has several nodes."""
-    return config.deploy.kind == "slurm" and config.topology.train_nodes > 1
 
 
 def launch_command(config: RunConfig, directory: Path, node: Sequence[str] = (), logs: str = "logs") -> list[str]:
@@ -47,13 +43,14 @@ def launch_command(config: RunConfig, directory: Path, node: Sequence[str] = (),
     ]
 
 
-def environment(config: RunConfig, directory: Path, secret: str | None = None) -> dict[str, str]:
+def environment(config: RunConfig, directory: Path, start: int = 1, first: bool = True) -> dict[str, str]:
     """The environment of a job's processes, which work for this one.
 
     Args:
         config: the run's.
         directory: the run's.
-        secret: the password of the job's Redis, on a node where it does not run; None on the first: a new one.
+        start: which start of the job this is, of several nodes.
+        first: whether this is the first node.
 
     """
     cosmos, folder = config.cosmos, directory.absolute() / FOLDER
@@ -70,7 +67,7 @@ def environment(config: RunConfig, directory: Path, secret: str | None = None) -
         "TOKENIZERS_PARALLELISM": "false",
         "COSMOS_CACHE_DIR": str(folder / "cache"),
         "PYTHONUNBUFFERED": "1",
-        **owner_variables(me),
+        **owner_variables(me, start if is_spread(config) else None),
     }
     if is_spread(config):
         extra[EVERYWHERE] = "1"
@@ -81,15 +78,13 @@ def environment(config: RunConfig, directory: Path, secret: str | None = None) -
         shown = next(n for n in (1, 2, 4, 8, count) if n >= count)
         _program(tools / "nvidia-smi", f'for i in $(seq 0 {shown - 1}); do echo "GPU $i: stand-in"; done')
         mail = folder / "mail"
-        if secret is None:
+        if first:
             shutil.rmtree(mail, ignore_errors=True)
             mail.mkdir()
         extra |= {MAIL: str(mail), "OMP_NUM_THREADS": str(config.run.torch_threads)}
     else:
         (tools / "nvidia-smi").unlink(missing_ok=True)
         extra["NCCL_NVLS_ENABLE"] = os.environ.get("NCCL_NVLS_ENABLE", "0")
-    if secret is not None:
-        extra[SECRET] = secret
     return {**os.environ, **extra}
 
 

@@ -320,6 +320,11 @@ class CosmosTrainerConfig:
         return CosmosTrainer(self)
 
 
+def is_spread(config: RunConfig) -> bool:
+    """Whether Cosmos-RL trains on several nodes."""
+    return config.trainer.type == "cosmos" and config.deploy.kind == "slurm" and config.topology.train_nodes > 1
+
+
 def _divides(config: RunConfig) -> Iterator[Problem]:
     cosmos, members = config.cosmos, config.rollout.group_size
     key, batch = "cosmos.train.train_batch_per_replica", cosmos.train.train_batch_per_replica

@@ -24,6 +24,8 @@ def main() -> None:
 
     housekeeping.keep_to_this_machine(directory)
     housekeeping.read_often()
+    if os.environ.get("COSMOS_ROLE") == "Policy":
+        housekeeping.wait_for_commands()
     housekeeping.end_with_owner(directory / FOLDER)
 
     from cosmos_rl.launcher.worker_entry import main as play

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import hmac
 import json
 import os
 import re
@@ -23,6 +25,7 @@ from typing import Any
 
 import psutil
 
+from alpagym_plugins import ConfigError
 from alpagym_runtime.children import Identity
 from alpagym_runtime.trainers.cosmos.tables import FOLDER
 
@@ -30,6 +33,8 @@ OWNER = "ALPAGYM_COSMOS_OWNER"
 """The variable that tells workers which process they work for (an `Identity` as JSON)."""
 SECRET = "ALPAGYM_COSMOS_SECRET"
 """The variable with the password of the job's Redis."""
+JOB_SECRET = "ALPAGYM_JOB_SECRET"
+"""The variable with what the nodes of a Slurm job share and nobody else knows; made in the job, by its script."""
 EVERYWHERE = "ALPAGYM_COSMOS_LISTEN"
 """The variable that opens controller and Redis to other machines; only where a job spans several nodes."""
 LOOPBACK = "127.0.0.1"
@@ -37,14 +42,31 @@ REDIS_PID = "redis.pid"
 """Below FOLDER: the number of the job's Redis, while it runs."""
 COMMAND_WAIT_MS = 50
 EPISODE_WAIT_MS = 500
+_IDLE_S = 0.002
 _LOOK_S = 1.0
 _GRACE_S = 10.0
 
 
-def owner_variables(owner: Identity) -> dict[str, str]:
-    """The environment of a job's processes: whom they work for, and a fresh password."""
+def owner_variables(owner: Identity, start: int | None = None) -> dict[str, str]:
+    """The environment of a job's processes: whom they work for, and a fresh password.
+
+    Args:
+        owner: whom they work for.
+        start: on several nodes, which start of the job this is: all derive the same password, which is nowhere written.
+
+    Raises:
+        ConfigError: the job's script has left no secret to derive it from.
+
+    """
     described = {"pid": owner.pid, "started": owner.started, "boot": owner.boot}
-    return {OWNER: json.dumps(described), SECRET: secrets.token_hex(16)}
+    if start is None:
+        return {OWNER: json.dumps(described), SECRET: secrets.token_hex(16)}
+    if not (shared := os.environ.get(JOB_SECRET)):
+        raise ConfigError(f"{JOB_SECRET} is not set: a job on several nodes is started by alpagym submit", key="deploy")
+    return {
+        OWNER: json.dumps(described),
+        SECRET: hmac.new(shared.encode(), f"start {start}".encode(), hashlib.sha256).hexdigest(),
+    }
 
 
 def read_often() -> None:
@@ -62,6 +84,25 @@ def read_often() -> None:
     ):
         _need(stream, name)
         setattr(stream, name, wait_ms)
+
+
+def wait_for_commands() -> None:
+    """Let a policy worker that has nothing to do wait a moment between two looks.
+
+    Its main loop spins: a core for nothing, and the interpreter for 5 ms at a time, for which threads beside it wait
+    each time that they come back from the system. An episode that arrives does so many times.
+    """
+    from cosmos_rl.policy.worker import rl_worker
+
+    worker = _need(rl_worker, "RLPolicyWorker")
+    plain = _need(worker, "broadcast_command")
+
+    def broadcast_command(self: Any) -> Any:
+        if self.global_rank == 0 and not self.fetch_command_buffer.queue and not self.command_buffer.queue:
+            time.sleep(_IDLE_S)
+        return plain(self)
+
+    worker.broadcast_command = broadcast_command
 
 
 def keep_to_this_machine(directory: Path) -> None:

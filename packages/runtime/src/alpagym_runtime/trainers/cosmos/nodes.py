@@ -1,13 +1,13 @@
 """The further nodes of a job: each runs Cosmos-RL's launcher for its own GPUs, as the first node tells it.
 
-What they are told lies in the run directory, `cosmos/nodes.json`, which its owner alone can read: it has the password
-of the job's Redis. The first node writes it at each start of the job, and says in it when the job is down and when the
-run is over. A node whose launcher fails says so as a worker does, and the first node ends the job, or starts it again.
+What they are told lies in the run directory, `cosmos/nodes.json`. The first node writes it at each start of the job,
+and says in it when the job is down and when the run is over. The password of the job's Redis is not in it: each node
+derives it from what the Slurm job's script has made, and from the number of the start. A node whose launcher fails says
+so as a worker does, and the first node ends the job, or starts it again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from alpagym_runtime.children import Child, Children
+from alpagym_runtime.files import write_json
 from alpagym_runtime.run_config import RunConfig
 from alpagym_runtime.trainers.cosmos.commands import environment, launch_command
 from alpagym_runtime.trainers.cosmos.journal import Presence
@@ -37,7 +38,6 @@ class Call:
         number: which start of Cosmos-RL's job within it, from 1.
         state: RUNS | DOWN | OVER.
         controller: HOST:PORT of Cosmos-RL's controller.
-        secret: password of its Redis.
 
     """
 
@@ -45,7 +45,6 @@ class Call:
     number: int
     state: str
     controller: str = ""
-    secret: str = ""
 
 
 def job_start() -> str:
@@ -55,14 +54,8 @@ def job_start() -> str:
 
 def call(directory: Path, told: Call) -> None:
     """Tell the other nodes."""
-    path = directory / FOLDER / FILE
-    path.parent.mkdir(exist_ok=True)
-    temporary = path.with_name(f".{FILE}-{os.getpid()}")
-    with contextlib.suppress(FileNotFoundError):
-        temporary.unlink()
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump(asdict(told), file)
-    temporary.replace(path)
+    (directory / FOLDER).mkdir(exist_ok=True)
+    write_json(directory / FOLDER / FILE, asdict(told))
 
 
 def called(directory: Path) -> Call | None:
@@ -119,7 +112,7 @@ def take_part(
                 number, children = told.number, Children()
                 options = other_options(config, told.controller, index)
                 argv = program or launch_command(config, directory, options, logs=f"logs-{index}")
-                surroundings = environment(config, directory, told.secret)
+                surroundings = environment(config, directory, told.number, first=False)
                 log = directory / FOLDER / f"launcher-{index}.log"
                 launcher = children.start("cosmos", argv, log=log, environment=surroundings)
             elif launcher is not None and launcher.code not in (None, 0):

@@ -21,14 +21,14 @@ from alpagym_runtime.endpoints import own_address
 from alpagym_runtime.errors import ConfigError
 from alpagym_runtime.files import write_json
 from alpagym_runtime.run_config import RunConfig
-from alpagym_runtime.trainers.cosmos.commands import environment, is_spread, launch_command
-from alpagym_runtime.trainers.cosmos.housekeeping import LOOPBACK, SECRET, end_redis
+from alpagym_runtime.trainers.cosmos.commands import TOML, environment, launch_command
+from alpagym_runtime.trainers.cosmos.config import is_spread
+from alpagym_runtime.trainers.cosmos.housekeeping import LOOPBACK, end_redis
 from alpagym_runtime.trainers.cosmos.journal import Journal, Worker
 from alpagym_runtime.trainers.cosmos.monitor import STATUS, Logs, Seen, plain
 from alpagym_runtime.trainers.cosmos.nodes import DOWN, RUNS, Call, call, first_options, job_start
 from alpagym_runtime.trainers.cosmos.tables import FOLDER, MODEL, OUTPUT, cosmos_config, placeholder_model, to_toml
 
-TOML = "config.toml"
 _FAILURE_GRACE_S = 3.0
 _LOOK_AGAIN_S = 2.0  # a worker that says why it ends does so before it is gone
 _LAST_LINES = 12
@@ -80,14 +80,14 @@ class Job:
         write_config(self._config, self._directory, resume)
         self._logs.skip()
         self._children = Children()
+        self._starts += 1
         several = is_spread(self._config)
         node = first_options(self._config) if several else ()
         argv = self._program or launch_command(self._config, self._directory, node)
         log = self._folder / "launcher.log"
-        surroundings = environment(self._config, self._directory)
+        surroundings = environment(self._config, self._directory, self._starts)
         if several:
-            self._starts += 1
-            self._call(RUNS, surroundings[SECRET])
+            self._call(RUNS)
         self._launcher = self._children.start("cosmos", argv, log=log, environment=surroundings)
         self._began_s = self._progress_s = time.monotonic()
         self._everybody = False
@@ -187,10 +187,10 @@ class Job:
 
     # ------------------------------------------------------------
 
-    def _call(self, state: str, secret: str = "") -> None:
+    def _call(self, state: str) -> None:
         cosmos = self._config.cosmos
         controller = f"{cosmos.host or own_address()}:{cosmos.controller_port}"
-        call(self._directory, Call(job_start(), self._starts, state, controller, secret))
+        call(self._directory, Call(job_start(), self._starts, state, controller))
 
     def _registered(self, workers: dict[str, Worker], now_s: float) -> bool:
         cosmos = self._config.cosmos
