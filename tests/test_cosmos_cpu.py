@@ -277,6 +277,8 @@ def test_controller_and_redis_are_for_this_machine_alone_and_end_with_their_owne
     process = begin(run, *COLOCATED, "cosmos.train.max_num_steps=100000", "cosmos.train.epoch=100000")
     wait_for_step(run, process, 1)
     redis_pid = int((run / "cosmos" / "redis.pid").read_text())
+    # Its configuration, which has the password, is gone: it has been read.
+    assert [p for p in Path("/tmp").glob("*redis_config.conf") if str(run) in p.read_text()] == []
     controllers = [child.pid for child in left_behind(run) if "--port" in child.cmdline() and "python" in child.name()]
     listening = [
         connection.laddr

@@ -43,6 +43,7 @@ REDIS_PID = "redis.pid"
 COMMAND_WAIT_MS = 50
 EPISODE_WAIT_MS = 500
 _IDLE_S = 0.002
+_READ_S = 60.0
 _LOOK_S = 1.0
 _GRACE_S = 10.0
 
@@ -121,6 +122,7 @@ def keep_to_this_machine(directory: Path) -> None:
         path: str = plain(port, str(folder / "redis.log"), *args, **options)
         text = Path(path).read_text()
         Path(path).write_text(redis_text(text, folder, secret, everywhere))
+        threading.Thread(target=_remove_read, args=(Path(path), folder), daemon=True).start()
         return path
 
     _replace(network_util, "write_redis_config", write_redis_config)
@@ -145,6 +147,14 @@ def redis_text(text: str, folder: Path, secret: str | None, everywhere: bool) ->
             )
     # It leaves its parent and writes over its environment: this file is how it is found again.
     return text + f"\npidfile {folder / REDIS_PID}\n" + (f"requirepass {secret}\n" if secret else "")
+
+
+def _remove_read(path: Path, folder: Path) -> None:
+    """Remove a configuration, which holds the password, once Redis has read it (it then writes its number)."""
+    deadline_s = time.monotonic() + _READ_S
+    while not (folder / REDIS_PID).is_file() and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    path.unlink(missing_ok=True)
 
 
 def end_redis(folder: Path) -> None:
