@@ -21,6 +21,8 @@ import psutil
 import pytest
 import torch
 
+from alpagym_host import run_dir
+from alpagym_host.compose import compose
 from alpagym_runtime.trainers.checkpoints import load_weights
 from alpagym_runtime.trainers.cosmos.config import INSTALL, VERSION
 from alpagym_runtime.trainers.cosmos.journal import Journal
@@ -159,6 +161,35 @@ def test_two_rollouts_and_two_policies(tmp_path):
     assert all(worker.episodes > 0 for worker in workers)
 
 
+def test_a_policy_that_is_spread_over_two_gpus_heals_too(tmp_path):
+    run = tmp_path / "run"
+    words = ("cosmos.policy.parallelism.dp_shard_size=2", "cosmos.restarts=1", "cosmos.train.max_num_steps=9")
+    process = begin(run, *words)
+    wait_for_step(run, process, 4)
+    victim = next(worker.process.pid for worker in Journal(run).workers().values() if worker.role == "policy")
+    os.kill(victim, signal.SIGKILL)
+    assert process.wait() == 0, run.with_suffix(".log").read_text()[-6000:]
+    rows = has_ended_well(run, 9)
+    # The numbers are of both halves, and every rollout had the weights that both made.
+    assert all(row["episodes_trained"] == 8.0 for row in rows)
+    assert sorted(w.role for w in Journal(run).workers().values()) == ["policy", "policy", "rollout"]
+    kept = run / "cosmos" / "run" / "checkpoints" / "step_9" / "policy"
+    halves = [torch.load(kept / f"optimizer_rank_{rank}.pth", weights_only=True) for rank in (0, 1)]
+    sizes = [sum(t.numel() for entry in half["state"].values() for t in entry.values()) for half in halves]
+    whole = 2 * sum(t.numel() for t in load_weights(run).values())
+    assert max(sizes) < 0.75 * whole
+
+
+def test_drives_through_the_nccl_transport_wait_for_weights(tmp_path):
+    run = tmp_path / "run"
+    # Few buffers and many drives: without turns, policy and rollout would wait for each other at a weight sync.
+    words = ("transport=nccl", "transport.backend=gloo", "cosmos.rollout.prefetch_rollout=true")
+    train(run, *words)
+    rows = has_ended_well(run)
+    assert all(row["episodes_trained"] == 8.0 for row in rows)
+    assert list((run / "cosmos" / "ready").iterdir()) == []
+
+
 def test_dapo_drives_again_where_rewards_are_equal(tmp_path):
     run = tmp_path / "run"
     train(run, "cosmos.train.train_policy.variant=dapo", "cosmos.train.train_policy.on_policy=true")
@@ -210,11 +241,44 @@ def test_a_stopped_run_goes_on_where_it_stood(tmp_path):
     has_ended_well(run, 9)
 
 
+def test_two_nodes_of_a_slurm_job(tmp_path, monkeypatch):
+    """The policy on one node, the rollout on another; both are this machine, which Slurm's variables do not say."""
+    words = (
+        *("deploy=slurm", "deploy.slurm.partition=main", "topology.train_nodes=2", "topology.gpus_per_node=1"),
+        *("cosmos.host=127.0.0.2", "cosmos.controller_port=8431"),  # not this machine's main address
+    )
+    config = compose([*WORDS, *words, f"run.root={tmp_path}"])
+    run = run_dir.create(config, "train", tmp_path / "run")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    monkeypatch.setenv("ALPAGYM_JOB_SECRET", "what the job's script makes")
+    started = []
+    for rank in ("1", "0"):
+        monkeypatch.setenv("SLURM_PROCID", rank)
+        with (tmp_path / f"node-{rank}.log").open("w") as log:
+            argv = [sys.executable, "-m", "alpagym_host.launch.job", str(run)]
+            started.append(subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT))
+    other, first = started
+    try:
+        assert first.wait() == 0, (tmp_path / "node-0.log").read_text()[-6000:]
+        assert other.wait(60) == 0, (tmp_path / "node-1.log").read_text()[-6000:]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    has_ended_well(run)
+    logs = {path.name for path in (run / "cosmos").glob("logs*/logs_latest/*.log")}
+    assert {"controller.log", "policy_0.log", "rollout_0.log"} <= logs
+    assert list((run / "cosmos").glob("logs-1/logs_latest/rollout_0.log"))
+
+
 def test_controller_and_redis_are_for_this_machine_alone_and_end_with_their_owner(tmp_path):
     run = tmp_path / "run"
     process = begin(run, *COLOCATED, "cosmos.train.max_num_steps=100000", "cosmos.train.epoch=100000")
     wait_for_step(run, process, 1)
     redis_pid = int((run / "cosmos" / "redis.pid").read_text())
+    # Its configuration, which has the password, is gone: it has been read.
+    assert [p for p in Path("/tmp").glob("*redis_config.conf") if str(run) in p.read_text()] == []
     controllers = [child.pid for child in left_behind(run) if "--port" in child.cmdline() and "python" in child.name()]
     listening = [
         connection.laddr
@@ -250,7 +314,6 @@ def test_every_key_that_we_write_is_one_of_cosmos(tmp_path):
         "        elif theirs[key] != value: yield f'{at}{key}: {value!r} became {theirs[key]!r}'\n"
         "print(json.dumps(list(lost(table, read))))"
     )
-    from alpagym_host.compose import compose
     from alpagym_runtime.trainers.cosmos.tables import cosmos_config, to_toml
 
     words = (*WORDS, "cosmos.train.train_policy.batch_size_per_optimize=4")

@@ -136,10 +136,10 @@ def test_a_model_that_does_not_fit_says_how_much_it_needs(good_tools, tmp_path):
     problem = problems["cosmos.policy.parallelism.dp_shard_size"]
     assert "need at least 0.0 GB on each policy GPU" in problem.message
     assert "cosmos.rollout.parallelism.dp_shard_size" not in problems
-    # Over four GPUs: 0.85 MB each.
+    # Over four GPUs: 0.85 MB each, and every parameter once more for the rollouts, 1 MB.
     assert compose(SMOKE).cosmos.gpu_bytes(200_000, 50_000) == (3_400_000, 1_000_000)
     four = compose([*SMOKE, "cosmos.policy.parallelism.dp_shard_size=4"])
-    assert four.cosmos.gpu_bytes(200_000, 50_000) == (850_000, 1_000_000)
+    assert four.cosmos.gpu_bytes(200_000, 50_000) == (1_850_000, 1_000_000)
 
 
 def test_a_batch_that_does_not_divide_names_the_next_one_that_does():
@@ -368,14 +368,30 @@ def test_closed_loop_training_is_planned_for_80_gb(good_tools, tmp_path):
 # ---------------------------------------------------------------- Cosmos-RL
 
 
+def test_cosmos_carries_episodes_through_nccl_between_two_workers(good_tools):
+    words = ("trainer=cosmos", "rollout.group_size=8", "cosmos.train.train_batch_per_replica=16", "transport=nccl")
+    gpus = ("topology.gpus_per_node=2",)
+    assert set(found(*words, *gpus)) <= {"trainer"}  # the extra may be missing
+    # No two GPUs, no NCCL.
+    assert "memory" in found(*words, "cosmos.mode=colocated")["transport"].remedy
+    assert found(*words, "cosmos.device=cpu")["transport.backend"].remedy == "transport.backend=gloo"
+    for role in ("policy", "rollout"):
+        key = f"cosmos.{role}.parallelism.n_init_replicas"
+        assert found(*words, f"{key}=2")[key].remedy == "transport=disk"
+    # (1 step ahead + 1) × 512 + a batch of 1 group of 8.
+    message = found(*words, *gpus, "cosmos.train.train_batch_per_replica=512")
+    assert "are 1032" in message["cosmos.train.train_batch_per_replica"].message
+
+
 def test_cosmos_names_what_its_workers_cannot_do(good_tools):
     words = ("trainer=cosmos", "rollout.group_size=8", "cosmos.device=cpu")
-    assert set(found(*words)) == {"trainer"}  # the extra is missing
-    assert found(*words, "transport=nccl")["transport"].remedy == "transport=disk"
-    assert (
-        "more of n_init_replicas"
-        in found(*words, "cosmos.policy.parallelism.dp_shard_size=2")["cosmos.policy.parallelism.dp_shard_size"].remedy
-    )
+    assert set(found(*words)) <= {"trainer"}  # the extra may be missing
+    assert found(*words, "transport=shared_memory")["transport"].remedy == "transport=disk"
+    key = "cosmos.rollout.parallelism.dp_shard_size"
+    assert "more of n_init_replicas" in found(*words, f"{key}=2")[key].remedy
+    key = "cosmos.policy.parallelism.dp_shard_size"
+    two = ("topology.gpus_per_node=3", "cosmos.train.train_batch_per_replica=16", f"{key}=2")
+    assert key not in found(*words, *two)
     # 10 episodes a step are not whole groups of 8; 16 are.
     problem = found(*words, "cosmos.train.train_batch_per_replica=10")["cosmos.train.train_batch_per_replica"]
     assert "10 × 1 policy replicas = 10 episodes" in problem.message

@@ -8,13 +8,19 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 
 import psutil
 import pytest
+import torch
+from safetensors.torch import load_file
+
+from alpagym_runtime.trainers.cosmos.config import INSTALL, VERSION
 
 SCENE = "procedural-train-000000"
 QUICK_START = [
@@ -32,6 +38,15 @@ def served(alpasim_machine, make_checkout, tmp_path, monkeypatch):
     monkeypatch.setenv("ALPAGYM_TEST_WIZARD", "serve")
     folder = make_checkout(tmp_path / "alpasim", (SCENE,))
     return [*QUICK_START, f"alpasim.repo_path={folder}", f"alpasim.checkout_cache={tmp_path}"]
+
+
+def cosmos_or_skip():
+    try:
+        found = metadata.version("cosmos-rl")
+    except metadata.PackageNotFoundError:
+        found = None
+    if found != VERSION or shutil.which("redis-server") is None:
+        pytest.skip(f"needs redis-server and cosmos-rl {VERSION}: {INSTALL}")
 
 
 def living(mark):
@@ -54,6 +69,39 @@ def test_the_quick_start_drives_scores_and_trains(served, alpasim_machine, tmp_p
     assert (run / "checkpoints" / "step_00000001" / "model.safetensors").is_file()
     assert living(alpasim_machine[1]) == []
     assert list((run / "endpoints").iterdir()) == []
+
+
+@pytest.mark.cosmos_cpu
+@pytest.mark.timeout(1800)
+def test_a_small_alpamayo_is_trained_by_cosmos_and_exported(served, alpasim_machine, tmp_path, monkeypatch):
+    """The quick start as it stands, with 0.8 million weights and a stand-in for CUDA and NCCL."""
+    cosmos_or_skip()
+    cameras = ("cross_left_120fov", "front_wide_120fov", "cross_right_120fov", "front_tele_30fov")
+    monkeypatch.setenv("ALPAGYM_TEST_CAMERAS", ",".join(f"camera_{name}=320x576" for name in cameras))
+    for words in (["tiny", "tiny"], ["convert", "tiny", "training"]):
+        subprocess.run([*CLI, "checkpoint", *words], cwd=tmp_path, check=True, timeout=300)
+    chosen = [word for word in served if word.partition("=")[0] not in ("policy", "trainer", "trainer.updates")]
+    chosen = [word for word in chosen if word != "trainer.warm_start=null"]
+    words = [*chosen, f"policy.model.path={tmp_path / 'training'}", "cosmos.device=cpu"]
+    run = tmp_path / "run"
+    done = subprocess.run([*CLI, "train", *words, "--directory", run], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    rows = [json.loads(line) for line in read(run / "metrics.jsonl").splitlines()]
+    (step,) = [row for row in rows if row["stage"] == "cosmos"]
+    assert math.isfinite(step["loss"])
+    assert step["decisions_kept"] > 0
+    assert step["gradient_norm"] > 0
+    export = [*CLI, "checkpoint", "export", run, "exported", "--base", "training"]
+    subprocess.run(export, cwd=tmp_path, check=True, timeout=300)
+    trained, base = (load_file(next((tmp_path / name).glob("model-*"))) for name in ("exported", "training"))
+    assert trained.keys() == base.keys()
+    assert any(not torch.equal(trained[name], base[name]) for name in base)
+    # The export drives, in the embedded world.
+    policy = ("policy=alpamayo_1_5", f"policy.model.path={tmp_path / 'exported'}", "policy.rows=1")
+    drive = ("expected_valid_steps=2", "rollout.slots=1", f"dataset.scene_ids=[{SCENE}]", "evaluation.videos=false")
+    made = subprocess.run([*CLI, "rollout", *policy, *drive], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert made.returncode == 0, made.stderr
+    assert living(alpasim_machine[1]) == []
 
 
 @pytest.mark.slow

@@ -479,3 +479,13 @@ def test_a_stop_before_the_trainer_starts_is_obeyed(node):
     assert process.returncode == 140, said
     assert not (node.run / "started").exists()
     assert [path.suffix for path in (node.folder / "cache").iterdir()] == [".sif"]
+
+
+def test_the_nodes_of_a_cosmos_job_share_a_secret_that_the_script_makes():
+    text = script("trainer=cosmos", "topology.train_nodes=2", "topology.gpus_per_node=1", "rollout.group_size=8")
+    (line,) = [line for line in text.splitlines() if "ALPAGYM_JOB_SECRET" in line]
+    tell = ["bash", "-c", f"{line}; echo $ALPAGYM_JOB_SECRET"]
+    made = [subprocess.run(tell, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    assert all(len(bytes.fromhex(secret)) == 32 for secret in made)
+    assert made[0] != made[1]
+    assert "ALPAGYM_JOB_SECRET" not in script()

@@ -162,10 +162,15 @@ def test_dependencies_are_numbers_or_runs(slurm, tmp_path):
 def test_what_the_job_would_lack_is_found_before(slurm, tmp_path, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     more = ("deploy.slurm.export_env=[HF_TOKEN]", "topology.rollout_nodes=3", "rollout.workers=2", "trainer=cosmos")
+    more += ("topology.train_nodes=2", "cosmos.mode=colocated")
     config = compose([*words(tmp_path, *more), "experiment=null"])
     with pytest.raises(ConfigError) as caught:
         start(config, "train", False, None, Console())
-    for said in ("HF_TOKEN\n    is not set here", "3 nodes for rollout workers", "trainer = cosmos"):
+    for said in (
+        "HF_TOKEN\n    is not set here",
+        "3 nodes for rollout workers",
+        "on several nodes policy and rollouts",
+    ):
         assert said in str(caught.value)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
@@ -27,12 +28,15 @@ from alpagym_runtime.trainers.cosmos.housekeeping import redis_text
 from alpagym_runtime.trainers.cosmos.journal import Journal, Presence, Step
 from alpagym_runtime.trainers.cosmos.learning import Lesson, fresh_enough, learn, loop_config, rate_share, step_data
 from alpagym_runtime.trainers.cosmos.parcels import receive, send
+from alpagym_runtime.trainers.cosmos.place import transport_of
 from alpagym_runtime.trainers.cosmos.prompts import Prompts, number_of
 from alpagym_runtime.trainers.cosmos.replicas import Replicas
 from alpagym_runtime.trainers.cosmos.tables import cosmos_config, to_toml
 from alpagym_runtime.trainers.grpo.advantages import group_advantages
 from alpagym_runtime.trainers.scenes import scenes_of_step
 from alpagym_runtime.transport.between import build_transport, remove_leftovers
+from alpagym_runtime.transport.disk import DiskTransport
+from alpagym_runtime.transport.memory import MemoryTransport
 from alpagym_runtime.types import Sampling
 
 SCENES = ("toy-0", "toy-1", "toy-2", "toy-3")
@@ -219,6 +223,34 @@ def test_drives_that_nobody_took_go_with_the_job(tmp_path):
     assert list((tmp_path / "transport").iterdir()) == []
 
 
+def test_where_the_drives_of_a_worker_go(tmp_path):
+    colocated = configure(cosmos={**mapping()["cosmos"], "mode": "colocated"})
+    # One process drives and trains: nothing is written.
+    assert isinstance(transport_of(colocated, tmp_path, "Policy"), MemoryTransport)
+    assert isinstance(transport_of(configure(), tmp_path, "Rollout"), DiskTransport)
+    assert isinstance(transport_of(configure(transport={"type": "disk"}), tmp_path, "Policy"), DiskTransport)
+    gloo = configure(transport={"type": "nccl", "backend": "gloo"})
+    # The controller passes handles on; an end of its own would stand in the way of the policy's.
+    assert isinstance(transport_of(gloo, tmp_path, "Controller"), MemoryTransport)
+    assert not (tmp_path / "transport" / "nccl.json").exists()
+
+
+def test_a_whole_step_fits_on_its_way_through_nccl(tmp_path):
+    config = configure(transport={"type": "nccl", "backend": "gloo", "in_flight": 1, "timeout_s": 10.0})
+    members = [driven for group in drives(config, (0, 1)) for driven in credited(group, config.trainer.config)]
+    policy, rollout = transport_of(config, tmp_path, "Policy"), transport_of(config, tmp_path, "Rollout")
+    try:
+        # Handles of all of them go to the controller before the policy takes the first.
+        texts = [send(driven, rollout) for driven in members]
+        for text, driven in zip(texts, members, strict=True):
+            got, handle = receive(text, policy)
+            np.testing.assert_array_equal(got.episode.decisions.log_prob, driven.episode.decisions.log_prob)
+            policy.discard(handle)
+    finally:
+        rollout.close()
+        policy.close()
+
+
 @pytest.mark.parametrize("text", ["", "{}", '{"episode": "disk-0", "advantage_T": "%"}', 7])
 def test_what_is_no_parcel_is_named(text, tmp_path):
     with pytest.raises(ValueError, match="expected a drive"):
@@ -373,6 +405,15 @@ def test_running_statistics_are_refused_and_tied_weights_and_constants_are_not(t
 # ---------------------------------------------------------------- journal
 
 
+def test_a_number_that_was_not_measured_stays_one(tmp_path):
+    journal = Journal(tmp_path)
+    (tmp_path / "cosmos").mkdir()
+    journal.add(Step(1, 1, 0.5, {"driving_score": math.nan, "reward": 0.25}))  # an open-loop world has no score
+    (step,) = journal.steps(0)
+    assert math.isnan(step.numbers["driving_score"])
+    assert step.numbers["reward"] == 0.25
+
+
 def test_steps_are_read_as_far_as_they_follow_each_other(tmp_path):
     (tmp_path / "cosmos").mkdir()
     journal = Journal(tmp_path)
@@ -509,6 +550,15 @@ class Communicator:
 
     def allreduce(self, sendbuff, recvbuff, op):
         self._mail.nccl_allreduce(sendbuff, recvbuff, op, self._comm)
+
+
+def test_a_gpu_of_a_spread_policy_always_has_a_decision(tmp_path):
+    config = configure(trainer={"type": "cosmos", "least_advantage": 1e9})
+    lessons = lessons_of(config, policy_of(config))
+    assert len(step_data(lessons, config.trainer.config).advantage_B) == 0
+    data = step_data(lessons, config.trainer.config, never_empty=True)
+    assert data.advantage_B.tolist() == [0.0]  # takes part, and teaches nothing
+    assert data.counts["decisions_kept"] == 0.0
 
 
 def test_two_policy_replicas_learn_as_one_that_has_all_drives(tmp_path):

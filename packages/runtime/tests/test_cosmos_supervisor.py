@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
 
 from alpagym_plugins import ConfigError
 from alpagym_runtime.run_config import from_mapping
+from alpagym_runtime.trainers.cosmos.commands import launch_command
 from alpagym_runtime.trainers.cosmos.housekeeping import end_redis
 from alpagym_runtime.trainers.cosmos.journal import Journal
 from alpagym_runtime.trainers.cosmos.monitor import Seen, signs
-from alpagym_runtime.trainers.cosmos.supervisor import Job, JobError, launch_command, newest_checkpoint
+from alpagym_runtime.trainers.cosmos.nodes import DOWN, OVER, RUNS, Call, call, called, other_options, take_part
+from alpagym_runtime.trainers.cosmos.supervisor import Job, JobError, newest_checkpoint
 
 WORKER = """
 import sys, time
@@ -25,11 +29,13 @@ from alpagym_runtime.trainers.cosmos.journal import Journal, Presence, Step
 here = Path(sys.argv[1])
 """
 """Begins a program that stands for launcher and workers in one."""
+WAIT = "time.sleep(60)"
 
 
-def configure(cosmos):
+def configure(cosmos, **sections):
     return from_mapping(
-        {
+        sections
+        | {
             "run": {"seed": 3},
             "simulator": {"type": "toy"},
             "dataset": {"train_scenes": 4, "val_scenes": 2, "test_scenes": 3},
@@ -285,3 +291,92 @@ def test_sick_and_healthy_patterns_are_named_with_their_fix(pending, numbers, na
     assert sign.name == name
     assert sign.healthy == (first is None)
     assert (sign.remedies or (None,))[0] == first
+
+
+# ---------------------------------------------------------------- several nodes
+
+
+@pytest.fixture
+def two_nodes(tmp_path, monkeypatch):
+    """The config of a job on two nodes, and its run directory."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    monkeypatch.setenv("ALPAGYM_JOB_SECRET", "shared")
+    train = {"train_batch_per_replica": 8, "param_dtype": "float32"}
+    cosmos = {"mode": "disaggregated", "host": "head", "train": train, "device": "cpu"}
+    config = configure(cosmos, deploy={"kind": "slurm"}, topology={"train_nodes": 2, "gpus_per_node": 1})
+    run = tmp_path / "run"
+    (run / "cosmos").mkdir(parents=True)
+    return config, run
+
+
+NODE = """
+import os, sys, time
+from pathlib import Path
+(Path(sys.argv[1]) / os.environ["ALPAGYM_COSMOS_SECRET"]).write_text(str(os.getpid()))
+time.sleep(60)
+"""
+
+
+def password(start):
+    return hmac.new(b"shared", f"start {start}".encode(), "sha256").hexdigest()
+
+
+def pid_in(path):
+    end_s = time.monotonic() + 30.0
+    while not (path.is_file() and path.read_text()):
+        assert time.monotonic() < end_s, path
+        time.sleep(0.05)
+    return int(path.read_text())
+
+
+def test_the_first_node_calls_the_others_and_says_when_the_job_is_down(two_nodes, tools):
+    config, run = two_nodes
+    tell = f"(here / os.environ['ALPAGYM_COSMOS_SECRET']).write_text(str(os.getpid())); {WAIT}"
+    job = Job(config, run, [sys.executable, "-c", f"import os\n{WORKER}{tell}", str(run)])
+    for start in (1, 2):
+        job.start(resume=False)
+        pid_in(run / password(start))
+        assert called(run) == Call("7-1", start, RUNS, "head:8000")
+        # No password is written down.
+        assert all(password(start) not in path.read_text() for path in (run / "cosmos").iterdir() if path.is_file())
+        job.stop()
+        assert called(run).state == DOWN
+
+
+def test_a_job_on_several_nodes_has_a_secret_of_its_script(two_nodes, tools, monkeypatch):
+    config, run = two_nodes
+    monkeypatch.delenv("ALPAGYM_JOB_SECRET")
+    with pytest.raises(ConfigError, match="ALPAGYM_JOB_SECRET is not set"):
+        Job(config, run, ["true"]).start(resume=False)
+
+
+def test_another_node_works_at_each_start_of_the_job_to_the_end_of_the_run(two_nodes):
+    config, run = two_nodes
+    call(run, Call("7-0", 9, RUNS, "head:8000"))  # of an earlier start of the Slurm job
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(take_part, config, run, 1, [sys.executable, "-c", NODE, str(run)])
+        time.sleep(1.0)
+        assert not (run / password(9)).exists()
+        call(run, Call("7-1", 1, RUNS, "head:8000"))
+        first = pid_in(run / password(1))
+        call(run, Call("7-1", 2, RUNS, "head:8000"))
+        second = pid_in(run / password(2))
+        assert not psutil.pid_exists(first)
+        call(run, Call("7-1", 2, DOWN))
+        call(run, Call("7-1", 0, OVER))
+        assert working.result(timeout=30) == 0
+    assert not psutil.pid_exists(second)
+    options = other_options(config, "head:8000", 1)
+    assert options == ["--url", "head:8000", "--num-workers", "2", "--worker-idx", "1"]
+
+
+def test_a_node_whose_launcher_fails_ends_the_job(two_nodes, tools):
+    config, run = two_nodes
+    job = Job(config, run, [sys.executable, "-c", WORKER + WAIT, str(run)])
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(take_part, config, run, 1, [sys.executable, "-c", "raise SystemExit(5)"])
+        with pytest.raises(JobError, match="launcher on node 1 ended with code 5"):
+            watch(job, run)
+        call(run, Call("7-1", 0, OVER))
+        assert working.result(timeout=30) == 0

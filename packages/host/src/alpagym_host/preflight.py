@@ -84,7 +84,8 @@ def describe(problems: Sequence[Problem], width: int = 100) -> str:
 def _plugins(config: RunConfig, command: str) -> Iterator[tuple[str, Any]]:
     yield "policy", config.policy.config
     yield "simulator", config.simulator.config
-    yield "transport", config.transport.config
+    if command != "train" or config.trainer.type != "cosmos":  # which looks at it itself: its workers are the ends
+        yield "transport", config.transport.config
     if command == "train":
         yield "trainer", config.trainer.config
     for name, term in config.reward.terms.items():
@@ -310,16 +311,13 @@ def _slurm(config: RunConfig, command: str, machine: Machine) -> Iterator[Proble
         if name not in os.environ:
             why = "is not set here, so the job would not have it"
             yield Problem(f"deploy.slurm.export_env[{i}]", name, why, f"export {name}=…, or take the name out")
-    if config.trainer.type == "cosmos":
+    if config.trainer.type == "cosmos" and topology.train_nodes > 1:
         if config.cosmos.mode == "colocated":
-            yield Problem(
-                "cosmos.mode",
-                "colocated",
-                "on several nodes policy and rollouts have GPUs of their own",
-                "topology=slurm_…",
-            )
-        why = "this version writes and checks a job of Cosmos-RL (--dry-run shows it), and does not submit it"
-        yield Problem("trainer", "cosmos", why, "trainer=grpo")
+            why = "on several nodes policy and rollouts have GPUs of their own"
+            yield Problem("cosmos.mode", "colocated", why, "topology=slurm_…, or topology.train_nodes=1")
+        if config.transport.type == "nccl":
+            why = "the policy listens on an address that is known when its node is"
+            yield Problem("transport", "nccl", f"on several nodes: {why}", "transport=disk")
     if topology.alpasim_nodes and not starts_alpasim(config):
         yield Problem(
             "topology.alpasim_nodes",

@@ -136,7 +136,8 @@ def _make_run(table: Mapping[str, Any], reward: str, directory: Path) -> Path:
         directory.parent.mkdir(parents=True, exist_ok=True)
         run_dir.create(config, "train", directory)
     prepare(Run(config, directory))
-    return write_config(config, directory, newest_checkpoint(directory) > 0)
+    ranks = config.cosmos.policy.parallelism.gpus_per_replica
+    return write_config(config, directory, newest_checkpoint(directory, ranks) > 0)
 
 
 def _keys(section: type, name: str = "") -> Iterator[str]:

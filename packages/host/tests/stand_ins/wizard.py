@@ -46,7 +46,8 @@ def main() -> None:
     loop = "runtime.simulation_config."
     runtime = {
         "serve": [
-            *(sys.executable, "-m", "alpagym_host.cli", "serve", f"--port={port}", "--slots=4", "--camera=front=48x96"),
+            *(sys.executable, "-m", "alpagym_host.cli", "serve", f"--port={port}", "--slots=4"),
+            *(f"--camera={camera}" for camera in os.environ.get("ALPAGYM_TEST_CAMERAS", "front=48x96").split(",")),
             f"--host={os.environ.get('ALPAGYM_TEST_HOST', '127.0.0.1')}",
             f"simulator.control_period_us={config[loop + 'control_timestep_us']}",
             f"--force-gt-ms={config[loop + 'force_gt_duration_us'] // 1000}",

@@ -7,6 +7,7 @@ It begins the run, or goes on with it: after a requeue the same command is calle
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -47,11 +48,28 @@ def main() -> int:
         _wait_for_alpasim(config, directory, command)
     if size == 1:
         return launch(config, directory, command, console)
+    if config.trainer.type == "cosmos":
+        return _train_with_cosmos(config, directory, rank, console)
     os.environ["LOCAL_RANK"] = os.environ["SLURM_LOCALID"]
     from alpagym_runtime.trainers.team import Team
 
     start = f"{os.environ['SLURM_JOB_ID']}-{os.environ.get('SLURM_RESTART_COUNT', '0')}"
     return train_in_team(config, directory, Team.meet(config.learner.device, directory, f"team-{start}", rank, size))
+
+
+def _train_with_cosmos(config: RunConfig, directory: Path, rank: int, console: Console) -> int:
+    """The run itself on the first node; on each other one, Cosmos-RL's launcher for its GPUs."""
+    from alpagym_runtime.trainers.cosmos import nodes
+
+    if rank == 0:
+        try:
+            return launch(config, directory, "train", console)
+        finally:
+            nodes.call(directory, nodes.Call(nodes.job_start(), 0, nodes.OVER))
+    # The first node asks the job to stop. It also hears of a preemption, and says when it is over.
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    return nodes.take_part(config, directory, rank)
 
 
 def _wait_for_alpasim(config: RunConfig, directory: Path, command: Command) -> None:

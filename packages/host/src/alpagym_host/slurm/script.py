@@ -17,10 +17,13 @@ import shlex
 from alpagym_host.slurm.containers import fetch, in_container
 from alpagym_host.slurm.roles import Role, node_count, roles
 from alpagym_runtime.run_config import RunConfig
+from alpagym_runtime.trainers.cosmos.config import is_spread
 
 BASE = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "USER")
 """Variables that every job gets from where it is submitted; others are named in deploy.slurm.export_env."""
 
+# What the nodes of a Cosmos-RL job share and nobody else knows; srun passes it on, and it is nowhere written.
+_SECRET = ("export ALPAGYM_JOB_SECRET=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')",)
 _STEP = "srun --export=ALL --overlap --cpu-bind=none --input=none --open-mode=append"
 _SAFE = re.compile(r"[A-Za-z0-9._/:,=@%+-]*")
 
@@ -55,6 +58,7 @@ def render(config: RunConfig, command: str, python: str) -> str:
         'cd -- "$SLURM_SUBMIT_DIR" || exit',
         "export PYTHONUNBUFFERED=1  # logs as they grow",
         *(f"export {name}={shlex.quote(value)}" for name, value in sorted(slurm.env.items())),
+        *(_SECRET if is_spread(config) else ()),
         *fetch(slurm),
         "",
         *_starts(config, found, python),

@@ -48,6 +48,15 @@ class Learner:
         module = self._policy.module if self._twin is None else self._twin
         return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
+    def adopt(self) -> None:
+        """Take the policy's weights, which were loaded meanwhile."""
+        if self._twin is None:
+            return
+        whole = self._policy.module.state_dict()
+        with torch.no_grad():
+            for name, value in self._twin.state_dict().items():
+                value.copy_(like_parameter(whole[name], value))
+
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
         """Inside, the policy scores with the module that is optimised; at the end it drives with its weights."""

@@ -51,6 +51,7 @@ from alpagym_runtime.trainers.checkpoints import (
     restore_optimiser,
 )
 from alpagym_runtime.transport.between import build_transport
+from alpagym_runtime.transport.memory import MemoryTransport
 from alpagym_runtime.types import Episode, EpisodeRequest, Policy, PolicySpec, Sampling, TrainablePolicy, Transport
 
 if TYPE_CHECKING:
@@ -97,7 +98,9 @@ class Run:
         _refuse_links(directory)
         if self._writes:
             remove_partials(directory)
-        self.transport: Transport = build_transport(config, "trainer", directory)
+        # Cosmos-RL's workers have ends of their own; what this process drives, it drives alone.
+        alone = config.trainer.type == "cosmos"
+        self.transport: Transport = MemoryTransport() if alone else build_transport(config, "trainer", directory)
         self._cores = Cores(config, config.rollout.slots, directory)
         self.pool: WorkerPool | None = None
         if config.has_workers:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 VERSION = "0.4.7"
 INSTALL = "uv sync --all-packages --extra cosmos"
 MODES = ("colocated", "disaggregated")
+_MOST_IN_FLIGHT = 1024  # of transport.in_flight
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -207,7 +208,9 @@ class CosmosSection:
     Attributes:
         mode: colocated (policy and rollout take turns on the same GPUs) | disaggregated (GPUs of their own).
         device: cuda | cpu (the real Cosmos-RL with a stand-in for CUDA and NCCL, to try a run; slow).
-        controller_port: of its controller, on this machine; the next free one from here on.
+        controller_port: of its controller; the next free one from here on, and exactly this one where a job has
+            several nodes.
+        host: address at which other nodes reach the first one; null: that of its host name, or of its main route.
         register_timeout_s: longest time until every worker has said that it is there, s.
         watchdog_s: longest time without a training step, s.
         restarts: how often in a row the job is started again from its last checkpoint after a worker ended.
@@ -218,6 +221,7 @@ class CosmosSection:
     mode: str = "disaggregated"
     device: str = "cuda"
     controller_port: int = 8000
+    host: str | None = None
     register_timeout_s: float = 600.0
     watchdog_s: float = 1800.0
     restarts: int = 0
@@ -242,11 +246,12 @@ class CosmosSection:
         """Least memory of one policy GPU and of one rollout GPU, bytes, for so many parameters.
 
         A trainable parameter of a policy is there four times in master_dtype (weight, gradient, the two moments of
-        Adam), a frozen one once; both are divided by the GPUs of a replica. A rollout holds every parameter once in
-        master_dtype. Activations and pictures come on top.
+        Adam), a frozen one once; both are divided by the GPUs of a replica, and where those are several each holds
+        every parameter besides, for the rollouts. A rollout holds every parameter once in master_dtype. Activations and
+        pictures come on top.
         """
-        size = _BYTES[self.train.master_dtype]
-        policy = (4 * trainable + frozen) * size // self.policy.parallelism.gpus_per_replica
+        size, gpus = _BYTES[self.train.master_dtype], self.policy.parallelism.gpus_per_replica
+        policy = (4 * trainable + frozen) * size // gpus + (trainable + frozen) * size * (gpus > 1)
         rollout = (trainable + frozen) * size // self.rollout.parallelism.gpus_per_replica
         return policy, rollout
 
@@ -315,6 +320,11 @@ class CosmosTrainerConfig:
         return CosmosTrainer(self)
 
 
+def is_spread(config: RunConfig) -> bool:
+    """Whether Cosmos-RL trains on several nodes."""
+    return config.trainer.type == "cosmos" and config.deploy.kind == "slurm" and config.topology.train_nodes > 1
+
+
 def _divides(config: RunConfig) -> Iterator[Problem]:
     cosmos, members = config.cosmos, config.rollout.group_size
     key, batch = "cosmos.train.train_batch_per_replica", cosmos.train.train_batch_per_replica
@@ -353,26 +363,68 @@ def _fits(config: RunConfig) -> Iterator[Problem]:
             "make cosmos.policy.parallelism and cosmos.rollout.parallelism equal, or cosmos.mode=disaggregated",
         )
     for role, parallelism in (("policy", policy), ("rollout", rollout)):
-        for key in ("tp_size", "pp_size", "cp_size", "dp_shard_size"):
+        shared = () if role == "policy" else ("dp_shard_size",)
+        for key in ("tp_size", "pp_size", "cp_size", *shared):
             size = getattr(parallelism, key)
             if size > 1:
                 yield Problem(
                     f"cosmos.{role}.parallelism.{key}",
                     size,
-                    "a replica of our policies is one GPU: sharded replicas are not built yet",
+                    "our policies are not split so: only the policy's dp_shard_size spreads what is trained",
                     f"cosmos.{role}.parallelism.{key}=1, and more of n_init_replicas",
                 )
     if config.rollout.group_size < 2:
         yield Problem("rollout.group_size", config.rollout.group_size, "a group compares at least two", "…=2")
-    if config.transport.type not in ("memory", "disk"):
-        why = "a drive must outlive the rollout worker that made it, so it passes through a file"
-        yield Problem("transport", config.transport.type, why, "transport=disk")
+    yield from _carries(config)
     if config.has_workers:
         why = "Cosmos-RL's rollout replicas drive; it starts them itself"
         yield Problem("rollout.workers", config.rollout.workers, why, "rollout.workers=0")
     if config.learner.lora is not None:
         why = "adapters are not passed through Cosmos-RL's weight sync"
         yield Problem("learner.lora", "set", why, "learner.lora=null")
+
+
+def episodes_under_way(config: RunConfig) -> int:
+    """Most episodes that are driven and not trained on yet: the steps that may be ahead, and a rollout's last batch."""
+    cosmos, step = config.cosmos, config.cosmos.train.train_policy
+    ahead = 0 if step.on_policy else step.allowed_outdated_steps
+    replicas = cosmos.rollout.parallelism.n_init_replicas
+    return (ahead + 1) * cosmos.global_batch + replicas * cosmos.rollout.batch_size * config.rollout.group_size
+
+
+def _carries(config: RunConfig) -> Iterator[Problem]:
+    """Whether the transport brings episodes from rollouts to policies."""
+    cosmos, kind = config.cosmos, config.transport.type
+    if kind not in ("memory", "disk", "nccl"):
+        why = "a drive must outlive the rollout worker that made it, so it passes through a file or to the policy's GPU"
+        yield Problem("transport", kind, why, "transport=disk")
+    if kind != "nccl":
+        return
+    if cosmos.mode == "colocated":
+        why = "colocated roles are one process on one GPU, and NCCL connects two"
+        yield Problem("transport", kind, why, "transport=memory, or cosmos.mode=disaggregated")
+    for name, role in (("policy", cosmos.policy), ("rollout", cosmos.rollout)):
+        if role.parallelism.n_init_replicas > 1:
+            why = (
+                "a rollout does not know which policy will train on a drive"
+                if name == "policy"
+                else "weights pass from rollout to rollout too, and episodes must not be on their way meanwhile"
+            )
+            key = f"cosmos.{name}.parallelism.n_init_replicas"
+            yield Problem(key, role.parallelism.n_init_replicas, f"transport=nccl: {why}", "transport=disk")
+    if (shards := cosmos.policy.parallelism.dp_shard_size) > 1:
+        why = "transport=nccl: a rollout does not know which GPU of the policy will train on a drive"
+        yield Problem("cosmos.policy.parallelism.dp_shard_size", shards, why, "transport=disk")
+    backend = getattr(config.transport.config, "backend", "nccl")
+    if cosmos.device == "cpu" and backend == "nccl":
+        yield Problem("transport.backend", backend, "cosmos.device=cpu has no GPU", "transport.backend=gloo")
+    if (count := episodes_under_way(config)) > _MOST_IN_FLIGHT:
+        why = (
+            f"transport=nccl has room for {_MOST_IN_FLIGHT} episodes on their way; the steps that may be ahead and a "
+            f"rollout's batch are {count}"
+        )
+        key = "cosmos.train.train_batch_per_replica"
+        yield Problem(key, cosmos.train.train_batch_per_replica, why, "transport=disk, or smaller batches")
 
 
 def not_installed(machine: Machine) -> Iterator[Problem]:

@@ -5,7 +5,9 @@ Cosmos-RL's launcher says in COSMOS_ROLE which part it plays. This module regist
 
 from __future__ import annotations
 
-from alpagym_runtime.trainers.cosmos.place import run_of
+import os
+
+from alpagym_runtime.trainers.cosmos.place import run_of, transport_of
 from alpagym_runtime.trainers.cosmos.tables import FOLDER
 from alpagym_runtime.trainers.cosmos.version import require_version
 
@@ -21,7 +23,9 @@ def main() -> None:
     from alpagym_runtime.trainers.cosmos import housekeeping
 
     housekeeping.keep_to_this_machine(directory)
-    housekeeping.read_commands_often()
+    housekeeping.read_often()
+    if os.environ.get("COSMOS_ROLE") == "Policy":
+        housekeeping.wait_for_commands()
     housekeeping.end_with_owner(directory / FOLDER)
 
     from cosmos_rl.launcher.worker_entry import main as play
@@ -30,10 +34,18 @@ def main() -> None:
     from alpagym_runtime.trainers.cosmos.model import register_model
     from alpagym_runtime.trainers.cosmos.packer import Packer, reward
     from alpagym_runtime.trainers.cosmos.prompts import Prompts
-    from alpagym_runtime.transport.between import build_transport
+    from alpagym_runtime.transport.config import NcclConfig
 
     register_model()
-    transport = build_transport(config, "trainer", directory)
+    role = os.environ.get("COSMOS_ROLE", "Controller")
+    transport = transport_of(config, directory, role)
+    if isinstance(config.transport.config, NcclConfig):
+        from alpagym_runtime.trainers.cosmos import weights_first
+
+        if role == "Policy":
+            weights_first.hold_episodes_while_sending(transport, directory)  # type: ignore[arg-type]  # it receives
+        elif role == "Rollout":
+            weights_first.tell_when_ready(directory)
     packer = Packer(transport)
     prompts = Prompts.read(config, directory)
     play(

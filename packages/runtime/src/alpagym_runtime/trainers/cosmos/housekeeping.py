@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import hmac
 import json
 import os
 import re
@@ -23,6 +25,7 @@ from typing import Any
 
 import psutil
 
+from alpagym_plugins import ConfigError
 from alpagym_runtime.children import Identity
 from alpagym_runtime.trainers.cosmos.tables import FOLDER
 
@@ -30,28 +33,77 @@ OWNER = "ALPAGYM_COSMOS_OWNER"
 """The variable that tells workers which process they work for (an `Identity` as JSON)."""
 SECRET = "ALPAGYM_COSMOS_SECRET"
 """The variable with the password of the job's Redis."""
+JOB_SECRET = "ALPAGYM_JOB_SECRET"
+"""The variable with what the nodes of a Slurm job share and nobody else knows; made in the job, by its script."""
 EVERYWHERE = "ALPAGYM_COSMOS_LISTEN"
 """The variable that opens controller and Redis to other machines; only where a job spans several nodes."""
 LOOPBACK = "127.0.0.1"
 REDIS_PID = "redis.pid"
 """Below FOLDER: the number of the job's Redis, while it runs."""
 COMMAND_WAIT_MS = 50
+EPISODE_WAIT_MS = 500
+_IDLE_S = 0.002
+_READ_S = 60.0
 _LOOK_S = 1.0
 _GRACE_S = 10.0
 
 
-def owner_variables(owner: Identity) -> dict[str, str]:
-    """The environment of a job's processes: whom they work for, and a fresh password."""
+def owner_variables(owner: Identity, start: int | None = None) -> dict[str, str]:
+    """The environment of a job's processes: whom they work for, and a fresh password.
+
+    Args:
+        owner: whom they work for.
+        start: on several nodes, which start of the job this is: all derive the same password, which is nowhere written.
+
+    Raises:
+        ConfigError: the job's script has left no secret to derive it from.
+
+    """
     described = {"pid": owner.pid, "started": owner.started, "boot": owner.boot}
-    return {OWNER: json.dumps(described), SECRET: secrets.token_hex(16)}
+    if start is None:
+        return {OWNER: json.dumps(described), SECRET: secrets.token_hex(16)}
+    if not (shared := os.environ.get(JOB_SECRET)):
+        raise ConfigError(f"{JOB_SECRET} is not set: a job on several nodes is started by alpagym submit", key="deploy")
+    return {
+        OWNER: json.dumps(described),
+        SECRET: hmac.new(shared.encode(), f"start {start}".encode(), hashlib.sha256).hexdigest(),
+    }
 
 
-def read_commands_often() -> None:
-    """Shorten the blocking read of commands: in colocated mode each training step waits for it to end (10 s)."""
+def read_often() -> None:
+    """Shorten blocking reads of Redis.
+
+    For commands: in colocated mode each training step waits for one to end (10 s). For episodes: the end of a policy
+    worker waits for one (10 s), before it sleeps for 15 s.
+    """
     from cosmos_rl.utils import constant
 
-    _need(constant.RedisStreamConstant, "CMD_READING_TIMEOUT_MS")
-    constant.RedisStreamConstant.CMD_READING_TIMEOUT_MS = COMMAND_WAIT_MS
+    stream = constant.RedisStreamConstant
+    for name, wait_ms in (
+        ("CMD_READING_TIMEOUT_MS", COMMAND_WAIT_MS),
+        ("ROLLOUT_READING_TIMEOUT_MS", EPISODE_WAIT_MS),
+    ):
+        _need(stream, name)
+        setattr(stream, name, wait_ms)
+
+
+def wait_for_commands() -> None:
+    """Let a policy worker that has nothing to do wait a moment between two looks.
+
+    Its main loop spins: a core for nothing, and the interpreter for 5 ms at a time, for which threads beside it wait
+    each time that they come back from the system. An episode that arrives does so many times.
+    """
+    from cosmos_rl.policy.worker import rl_worker
+
+    worker = _need(rl_worker, "RLPolicyWorker")
+    plain = _need(worker, "broadcast_command")
+
+    def broadcast_command(self: Any) -> Any:
+        if self.global_rank == 0 and not self.fetch_command_buffer.queue and not self.command_buffer.queue:
+            time.sleep(_IDLE_S)
+        return plain(self)
+
+    worker.broadcast_command = broadcast_command
 
 
 def keep_to_this_machine(directory: Path) -> None:
@@ -70,6 +122,7 @@ def keep_to_this_machine(directory: Path) -> None:
         path: str = plain(port, str(folder / "redis.log"), *args, **options)
         text = Path(path).read_text()
         Path(path).write_text(redis_text(text, folder, secret, everywhere))
+        threading.Thread(target=_remove_read, args=(Path(path), folder), daemon=True).start()
         return path
 
     _replace(network_util, "write_redis_config", write_redis_config)
@@ -94,6 +147,14 @@ def redis_text(text: str, folder: Path, secret: str | None, everywhere: bool) ->
             )
     # It leaves its parent and writes over its environment: this file is how it is found again.
     return text + f"\npidfile {folder / REDIS_PID}\n" + (f"requirepass {secret}\n" if secret else "")
+
+
+def _remove_read(path: Path, folder: Path) -> None:
+    """Remove a configuration, which holds the password, once Redis has read it (it then writes its number)."""
+    deadline_s = time.monotonic() + _READ_S
+    while not (folder / REDIS_PID).is_file() and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    path.unlink(missing_ok=True)
 
 
 def end_redis(folder: Path) -> None:

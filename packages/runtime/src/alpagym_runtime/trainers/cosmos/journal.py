@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import re
 import shutil
@@ -85,7 +86,9 @@ class Journal:
         for line in text.splitlines(keepends=True):
             if line.endswith("\n"):  # the last one may be half written
                 data = json.loads(line)
-                found[data["step"]] = Step(data["step"], data["total"], data["seconds"], data["numbers"])
+                # JSON has no NaN: it was written as null.
+                numbers = {name: math.nan if value is None else value for name, value in data["numbers"].items()}
+                found[data["step"]] = Step(data["step"], data["total"], data["seconds"], numbers)
         out: list[Step] = []
         while (number := after + 1 + len(out)) in found:
             out.append(found[number])

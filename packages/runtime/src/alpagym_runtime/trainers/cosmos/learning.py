@@ -21,7 +21,7 @@ from alpagym_runtime.trainers.cosmos.config import CosmosSection, CosmosTrainerC
 from alpagym_runtime.trainers.cosmos.digests import WeightsError
 from alpagym_runtime.trainers.cosmos.groups import Driven
 from alpagym_runtime.trainers.metrics import drive_numbers
-from alpagym_runtime.trainers.team import ALONE, Team
+from alpagym_runtime.trainers.team import ALONE, Team, is_shard
 from alpagym_runtime.trainers.update import StepData, optimise
 from alpagym_runtime.types import Sampling, TrainablePolicy
 
@@ -76,8 +76,15 @@ def fresh_enough(lessons: Sequence[Lesson], version: int, allowed: int) -> tuple
     return kept, len(lessons) - len(kept)
 
 
-def step_data(lessons: Sequence[Lesson], config: CosmosTrainerConfig) -> StepData:
-    """The decisions that are worth a gradient."""
+def step_data(lessons: Sequence[Lesson], config: CosmosTrainerConfig, never_empty: bool = False) -> StepData:
+    """The decisions that are worth a gradient.
+
+    Args:
+        lessons: drives.
+        config: which are.
+        never_empty: where none is, one that is worth nothing: each GPU of a spread policy takes part in its forwards.
+
+    """
     counts = {"decisions": 0.0, "decisions_kept": 0.0}
     episodes = [lesson.driven.episode for lesson in lessons]
     if not episodes:
@@ -91,6 +98,9 @@ def step_data(lessons: Sequence[Lesson], config: CosmosTrainerConfig) -> StepDat
     rows = np.flatnonzero(controls & (np.abs(advantage) >= config.least_advantage) & (advantage != 0.0))
     observation, decisions = decision_batch(episodes)
     counts = {"decisions": float(len(advantage)), "decisions_kept": float(len(rows))}
+    if never_empty and not len(rows):
+        rows = np.flatnonzero(controls)[:1]
+        advantage[rows] = 0.0
     sampling = episodes[0].sampling
     return StepData(observation.keep(rows), decisions.take(rows), advantage[rows], sampling, counts)
 
@@ -170,7 +180,7 @@ def learn(
             "steps old: the rollouts get no new weights, or drive too far ahead"
         )
     numbers = drive_numbers([lesson.driven.episode for lesson in fresh], policy.version, team)
-    data = step_data(fresh, trainer)
+    data = step_data(fresh, trainer, never_empty=any(map(is_shard, policy.module.parameters())))
     totals = taken | team.added(data.counts)
     numbers |= totals | {"groups_collapsed": _collapsed(fresh)}
     if totals["decisions_kept"]:

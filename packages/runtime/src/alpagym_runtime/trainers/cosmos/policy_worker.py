@@ -9,20 +9,24 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from cosmos_rl.policy.model.base import IdentityWeightMapper
 from cosmos_rl.policy.trainer.base import Trainer, TrainerRegistry
 from cosmos_rl.utils.checkpoint import CheckpointMananger
 from torch import Tensor
 
+from alpagym_runtime.deploy_config import LearnerSection
 from alpagym_runtime.trainers.checkpoints import load_weights
 from alpagym_runtime.trainers.cosmos.digests import Digests, refuse_buffers
 from alpagym_runtime.trainers.cosmos.journal import Journal, Presence, Step
 from alpagym_runtime.trainers.cosmos.learning import DTYPES, Lesson, learn, rate_share
 from alpagym_runtime.trainers.cosmos.place import device_of, run_of
 from alpagym_runtime.trainers.cosmos.replicas import Replicas
+from alpagym_runtime.trainers.cosmos.sharing import Own, own_part
 from alpagym_runtime.trainers.cosmos.tables import FOLDER, INITIAL, TRAINER
+from alpagym_runtime.trainers.learner import Learner
 from alpagym_runtime.trainers.run import build_policy
-from alpagym_runtime.trainers.team import ALONE
+from alpagym_runtime.trainers.team import ALONE, Team
 
 
 @TrainerRegistry.register(TRAINER, allow_override=True)
@@ -47,12 +51,17 @@ class AlpagymTrainer(Trainer):  # type: ignore[misc]
         self.model.weight_sync_transforms = list(named.items())
         self.map_w_from_policy_to_rollout = named
         self._total = 1
+        # A replica of several GPUs: each holds the weights whole, for the rollouts, and a share of what is trained.
+        spread = cosmos.policy.parallelism.gpus_per_replica > 1
+        self._ranks = Team(dist.get_rank(), dist.get_world_size()) if spread else ALONE
+        self._learner = Learner(policy, LearnerSection(shard="always" if spread else "never"), self._ranks)
         self.optimizer = self.build_optimizers()
         self._scheduler = self.build_lr_schedulers()
         self.ckpt_manager = CheckpointMananger(config, parallel_dims, self.global_rank)
         self._journal, self._digests = Journal(self._directory), Digests(self._directory)
         self._presence = Presence(self._directory, "policy")
-        self._digests.put(0, named)
+        if self._ranks.writes:
+            self._digests.put(0, named)
 
     @property
     def weight_mapper(self) -> Any:
@@ -61,8 +70,7 @@ class AlpagymTrainer(Trainer):  # type: ignore[misc]
 
     def build_optimizers(self) -> torch.optim.Optimizer:
         """Adam over what is trained."""
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        return torch.optim.Adam(trained, lr=self._run.cosmos.train.optm_lr)
+        return torch.optim.Adam(self._learner.parameters(), lr=self._run.cosmos.train.optm_lr)
 
     def build_lr_schedulers(self) -> Any:
         """A rise, then a line; how long is known with the first step."""
@@ -96,9 +104,11 @@ class AlpagymTrainer(Trainer):  # type: ignore[misc]
             ]
             fetched_s = time.monotonic()
             several = self._run.cosmos.policy.parallelism.n_init_replicas > 1 and inter_policy_nccl is not None
-            team = Replicas(inter_policy_nccl, inter_policy_nccl.replica_name, self.device) if several else ALONE
+            name = inter_policy_nccl.replica_name if several else ""
+            team = Replicas(inter_policy_nccl, name, self.device, self._ranks) if several else self._ranks
             rate = self.optimizer.param_groups[0]["lr"]
-            numbers = learn(self._run, self._policy, self.optimizer, lessons, current_step, self._reference, team)
+            with self._learner.training():
+                numbers = learn(self._run, self._policy, self.optimizer, lessons, current_step, self._reference, team)
         except Exception as err:
             self._presence.failed(f"{type(err).__name__}: {err}")
             raise
@@ -111,16 +121,18 @@ class AlpagymTrainer(Trainer):  # type: ignore[misc]
         }
         self._presence.did(len(rollouts), seconds)
         if is_master_replica:
-            named = dict(self.model.named_parameters())
             # First: rollouts compare with it, and a step that is told of has its checkpoint and its weights.
-            self._digests.put(current_step, named)
+            if self._ranks.writes:
+                self._digests.put(current_step, dict(self.model.named_parameters()))
             if do_save_checkpoint:
                 self.save_checkpoint(
                     current_step, total_steps, remain_samples_num, is_final=current_step == total_steps
                 )
-            elif self._wanted(current_step, total_steps):
+            elif self._wanted(current_step, total_steps) and self._ranks.writes:
                 self._journal.export(current_step, self.model.state_dict())
-            self._journal.add(Step(current_step, total_steps, seconds, numbers))
+            self._ranks.gather(None)  # each rank has kept its part
+            if self._ranks.writes:
+                self._journal.add(Step(current_step, total_steps, seconds, numbers))
         loss = float(numbers.get("loss", 0.0))
         return {
             "train/loss_avg": loss,
@@ -141,10 +153,11 @@ class AlpagymTrainer(Trainer):  # type: ignore[misc]
         self, current_step: int, total_steps: int, remain_samples_num: int, *, is_final: bool = False
     ) -> None:
         """Everything that training goes on from; the weights alone for the run's own process."""
-        self._journal.export(current_step, self.model.state_dict())
+        if self._ranks.writes:
+            self._journal.export(current_step, self.model.state_dict())
         self.ckpt_manager.save_checkpoint(
             model=self.model,
-            optimizer=self.optimizer,
+            optimizer=Own(self.optimizer),
             scheduler=self._scheduler,
             step=current_step,
             total_steps=total_steps,
@@ -164,7 +177,7 @@ class AlpagymTrainer(Trainer):  # type: ignore[misc]
 
         extra, self._scheduler = self.ckpt_manager.load_checkpoint(
             model=self.model,
-            optimizer=self.optimizer,
+            optimizer=Own(self.optimizer),
             scheduler=scheduler,
             model_name_or_path=self.config.policy.model_name_or_path,
         )
@@ -172,8 +185,10 @@ class AlpagymTrainer(Trainer):  # type: ignore[misc]
         assert found is not None, self.ckpt_manager.selected_checkpoint_path
         step = int(found[1])
         self._policy.version = step
-        self._journal.forget(step)
-        self._digests.put(step, dict(self.model.named_parameters()))
+        self._learner.adopt()
+        if self._ranks.writes:
+            self._journal.forget(step)
+            self._digests.put(step, dict(self.model.named_parameters()))
         result: dict[str, Any] = extra
         return result
 
@@ -197,9 +212,11 @@ class AlpagymTrainer(Trainer):  # type: ignore[misc]
         for parameter in self.optimizer.param_groups[0]["params"]:
             state = self.optimizer.state[parameter]
             state["step"] = state["step"].to(parameter.device)
-            tensors += [state["step"], state["exp_avg"], state["exp_avg_sq"]]
+            tensors += [state["step"], own_part(state["exp_avg"]), own_part(state["exp_avg_sq"])]
         for tensor in tensors:
             (send_hook if is_send else recv_hook)(tensor)
+        if not is_send:
+            self._learner.adopt()
         return len(tensors)
 
     def step_validation(self) -> dict[str, Any]:

@@ -11,26 +11,24 @@ import contextlib
 import json
 import os
 import shutil
-import stat
-import sys
 import time
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
 from alpagym_runtime.children import Child, Children, identify
+from alpagym_runtime.endpoints import own_address
 from alpagym_runtime.errors import ConfigError
 from alpagym_runtime.files import write_json
 from alpagym_runtime.run_config import RunConfig
-from alpagym_runtime.trainers.cosmos.double import MAIL
-from alpagym_runtime.trainers.cosmos.housekeeping import LOOPBACK, end_redis, owner_variables
+from alpagym_runtime.trainers.cosmos.commands import TOML, environment, launch_command
+from alpagym_runtime.trainers.cosmos.config import is_spread
+from alpagym_runtime.trainers.cosmos.housekeeping import LOOPBACK, end_redis
 from alpagym_runtime.trainers.cosmos.journal import Journal, Worker
 from alpagym_runtime.trainers.cosmos.monitor import STATUS, Logs, Seen, plain
-from alpagym_runtime.trainers.cosmos.place import RUN
+from alpagym_runtime.trainers.cosmos.nodes import DOWN, RUNS, Call, call, first_options, job_start
 from alpagym_runtime.trainers.cosmos.tables import FOLDER, MODEL, OUTPUT, cosmos_config, placeholder_model, to_toml
 
-MODULE = "alpagym_runtime.trainers.cosmos"
-TOML = "config.toml"
 _FAILURE_GRACE_S = 3.0
 _LOOK_AGAIN_S = 2.0  # a worker that says why it ends does so before it is gone
 _LAST_LINES = 12
@@ -60,6 +58,7 @@ class Job:
         self._logs = Logs(self._folder / "logs", self._folder / "launcher.log")
         self._began_s = self._progress_s = 0.0
         self._step, self._everybody = 0, False
+        self._starts = 0
 
     @property
     def seen(self) -> Seen:
@@ -81,9 +80,15 @@ class Job:
         write_config(self._config, self._directory, resume)
         self._logs.skip()
         self._children = Children()
-        argv = self._program or launch_command(self._config, self._directory)
+        self._starts += 1
+        several = is_spread(self._config)
+        node = first_options(self._config) if several else ()
+        argv = self._program or launch_command(self._config, self._directory, node)
         log = self._folder / "launcher.log"
-        self._launcher = self._children.start("cosmos", argv, log=log, environment=self._environment())
+        surroundings = environment(self._config, self._directory, self._starts)
+        if several:
+            self._call(RUNS)
+        self._launcher = self._children.start("cosmos", argv, log=log, environment=surroundings)
         self._began_s = self._progress_s = time.monotonic()
         self._everybody = False
 
@@ -173,12 +178,19 @@ class Job:
         """End every process of the job; idempotent."""
         children, self._children = self._children, None
         if children is not None:
+            if is_spread(self._config):
+                self._call(DOWN)
             children.close(grace_s)
             end_redis(self._folder)
         self._tell()
         shutil.rmtree(self._folder / "mail", ignore_errors=True)
 
     # ------------------------------------------------------------
+
+    def _call(self, state: str) -> None:
+        cosmos = self._config.cosmos
+        controller = f"{cosmos.host or own_address()}:{cosmos.controller_port}"
+        call(self._directory, Call(job_start(), self._starts, state, controller))
 
     def _registered(self, workers: dict[str, Worker], now_s: float) -> bool:
         cosmos = self._config.cosmos
@@ -228,36 +240,6 @@ class Job:
                     return int(line.rpartition("port")[2].strip(" ."))
         return self._config.cosmos.controller_port
 
-    def _environment(self) -> dict[str, str]:
-        me = identify(os.getpid())
-        assert me is not None
-        tools = self._folder / "bin"
-        tools.mkdir(exist_ok=True)
-        # Cosmos-RL's scripts call `python`; without this it may be another one, or none.
-        _program(tools / "python", f'exec "{sys.executable}" "$@"')
-        extra = {
-            RUN: str(self._directory.absolute()),
-            "PATH": f"{tools}:{os.environ.get('PATH', '')}",
-            "HF_HUB_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            "COSMOS_CACHE_DIR": str(self._folder / "cache"),
-            "PYTHONUNBUFFERED": "1",
-            **owner_variables(me),
-        }
-        if self._config.cosmos.device == "cpu":
-            cosmos = self._config.cosmos
-            count = cosmos.policy.parallelism.gpus + cosmos.rollout.parallelism.gpus
-            shown = next(n for n in (1, 2, 4, 8, count) if n >= count)
-            _program(tools / "nvidia-smi", f'for i in $(seq 0 {shown - 1}); do echo "GPU $i: stand-in"; done')
-            mail = self._folder / "mail"
-            shutil.rmtree(mail, ignore_errors=True)
-            mail.mkdir()
-            extra |= {MAIL: str(mail), "OMP_NUM_THREADS": str(self._config.run.torch_threads)}
-        else:
-            (tools / "nvidia-smi").unlink(missing_ok=True)
-            extra["NCCL_NVLS_ENABLE"] = os.environ.get("NCCL_NVLS_ENABLE", "0")
-        return {**os.environ, **extra}
-
 
 def write_config(config: RunConfig, directory: Path, resume: bool) -> Path:
     """Put Cosmos-RL's TOML where its processes read it; its path."""
@@ -268,34 +250,15 @@ def write_config(config: RunConfig, directory: Path, resume: bool) -> Path:
     return folder / TOML
 
 
-def launch_command(config: RunConfig, directory: Path, node: Sequence[str] = ()) -> list[str]:
-    """What starts a job, or one node's part of it.
+def newest_checkpoint(directory: Path, ranks: int = 1) -> int:
+    """The step of Cosmos-RL's newest checkpoint that is whole; 0 where there is none.
 
     Args:
-        config: the run's.
         directory: the run's.
-        node: options that say which node of several this is.
+        ranks: GPUs of a policy replica, each of which keeps its part.
 
     """
-    cosmos, folder = config.cosmos, directory.absolute() / FOLDER
-    return [
-        *(sys.executable, "-m", f"{MODULE}.launcher"),
-        *("--config", str(folder / TOML)),
-        *("--policy", str(cosmos.policy.parallelism.n_init_replicas)),
-        *("--rollout", str(cosmos.rollout.parallelism.n_init_replicas)),
-        *("--log-dir", str(folder / "logs")),
-        *(node or ("--port", str(cosmos.controller_port))),
-        f"{MODULE}.entry",
-    ]
-
-
-def newest_checkpoint(directory: Path) -> int:
-    """The step of Cosmos-RL's newest checkpoint that is whole; 0 where there is none."""
     places = (directory / FOLDER / OUTPUT / "checkpoints").glob("step_*/policy")
-    whole = [p for p in places if (p / "cosmos_config").is_file() and (p / ".rank_0_complete").is_file()]
+    files = ("cosmos_config", *(f".rank_{rank}_complete" for rank in range(ranks)))
+    whole = [place for place in places if all((place / name).is_file() for name in files)]
     return max((int(place.parent.name.removeprefix("step_")) for place in whole), default=0)
-
-
-def _program(path: Path, command: str) -> None:
-    path.write_text(f"#!/bin/sh\n{command}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)

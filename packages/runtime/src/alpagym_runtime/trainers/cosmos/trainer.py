@@ -58,10 +58,10 @@ class CosmosTrainer:
         # What the run keeps of the job has no optimiser: that is in the job's own checkpoints.
         blank = torch.optim.SGD(run.policy.module.parameters(), lr=0.0)
         self._done = run.begin_stage(STAGE, total, "steps", blank)
-        left = cosmos.restarts
+        left, ranks = cosmos.restarts, cosmos.policy.parallelism.gpus_per_replica
         while True:
             try:
-                newest = newest_checkpoint(directory)
+                newest = newest_checkpoint(directory, ranks)
                 journal.forget(newest)  # what is not in a checkpoint is made again
                 if newest >= total:
                     for step in journal.steps(self._done):
@@ -117,7 +117,7 @@ class CosmosTrainer:
                 with contextlib.suppress(StopTraining):
                     self._take(run, journal, step, blank)
         # What the run keeps now are the weights that the job goes on from.
-        newest = newest_checkpoint(run.directory)
+        newest = newest_checkpoint(run.directory, run.config.cosmos.policy.parallelism.gpus_per_replica)
         if (weights := journal.exported(newest)) is not None:
             load_into(run.policy, load_weights(weights), newest, str(weights))
 
