@@ -635,6 +635,7 @@ class _Outgoing:
                 where = f"{self.session.peer} did not take the buffer of {self._handle(number)}"
                 self._fail(TimeoutError(f"{where} within {seconds:g} s; is it alive? {SLOWER}"))
                 return
+            job.direct.clear()  # before its stream has other work, which freed memory would wait for
             self._channel.release(job.slot)
             with self._changed:
                 del self._jobs[number]
