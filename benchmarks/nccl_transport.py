@@ -2,11 +2,15 @@
 
     python benchmarks/nccl_transport.py                                             # two GPUs, 200 episodes of 64 MB
     python benchmarks/nccl_transport.py --backend gloo --episodes 20 --megabytes 8  # a CPU
+    python benchmarks/nccl_transport.py --profile                                   # where the time goes
 
-One process sends back to back with at most 8 episodes on their way, the other receives, takes and discards. Bare is the
-same bytes from one pinned buffer to another, copied to the GPU, sent, received, copied back, everything queued on one
-stream and waited for once (gloo: from memory to memory). Memory is taken after the first episodes, which make the
-buffers, and again at the end. Prints a line of JSON.
+One process sends back to back with at most 8 episodes on their way, the other receives, takes and discards. Their
+pictures are in memory of the transport (`allocate`), where a worker's collector puts them, or in ordinary memory.
+Bare is the same bytes from one pinned buffer to another, copied to the GPU, sent, received, copied back, everything
+queued on one stream and waited for once (gloo: from memory to memory). Memory is taken after the first episodes, as
+many as can be on their way and all held at once, which make the buffers, and again at the end. Prints a line of JSON;
+with `--profile` also milliseconds an episode of each part, and what the machine copies into pinned memory by so many
+threads.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import os
 import subprocess
 import sys
@@ -27,20 +32,31 @@ import numpy as np
 import psutil
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
+from alpagym_runtime.telemetry.timers import timed
 from alpagym_runtime.transport.config import NcclConfig
-from alpagym_runtime.transport.nccl.channel import Channel, current_device
+from alpagym_runtime.transport.nccl import channel as channels
+from alpagym_runtime.transport.nccl.channel import PARTS, Channel, current_device
+from alpagym_runtime.transport.nccl.copiers import Copiers
+from alpagym_runtime.transport.nccl.ends import Sender
+from alpagym_runtime.transport.picture_memory import Allocate, plain_memory
 from alpagym_runtime.types import Ended, Episode, EpisodeRequest
 
 TICKS = 35
 
 
-def episode(megabytes: float) -> Episode:
-    """A drive whose pictures take about so much."""
-    width = max(1, round(megabytes * 1e6 / ((TICKS + 1) * 540 * 3)))
-    pictures = np.random.default_rng(0).integers(0, 256, (TICKS + 1, 1, 540, width, 3), np.uint8)
+def episode(size: int, number: int, allocate: Allocate) -> Episode:
+    """A drive whose pictures take about so many bytes; its number is in the first picture and in the last.
+
+    The pixels are what the memory holds: to draw them is the collector's work.
+    """
+    width = max(1, round(size / ((TICKS + 1) * 540 * 3)))
+    shape = (TICKS + 1, 1, 540, width, 3)
+    pictures = allocate(math.prod(shape)).reshape(shape)
+    pictures[0, ..., 0, :] = pictures[-1, ..., -1, :] = number % 251
     return Episode(
-        EpisodeRequest("benchmark"),
+        EpisodeRequest("benchmark", policy_seed=number),
         Ended.HORIZON,
         None,
         {},
@@ -50,6 +66,27 @@ def episode(megabytes: float) -> Episode:
         controls=np.ones(TICKS, bool),
         rewards=np.zeros(TICKS),
     )
+
+
+def check(found: Episode) -> None:
+    """Whether it is whole, and nobody else's pictures are in it."""
+    pictures, number = found.observation["camera_front"], found.request.policy_seed % 251
+    assert len(found) == TICKS
+    assert (pictures[0, ..., 0, :] == number).all()
+    assert (pictures[-1, ..., -1, :] == number).all()
+
+
+class Kept:
+    """Ordinary memory that was written to before, as a process's heap has it: its pages are there."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self._arrays = [np.ones(2 * size, np.uint8) for _ in range(count)]
+        self._turn = 0
+
+    def __call__(self, count: int) -> NDArray[np.uint8]:
+        """The next of a few, in turns."""
+        self._turn += 1
+        return self._arrays[self._turn % len(self._arrays)][:count]
 
 
 def memory() -> dict[str, float]:
@@ -74,7 +111,7 @@ def bare(folder: Path, rank: int, options: argparse.Namespace) -> float:
         store = dist.TCPStore("127.0.0.1", int(where.read_text()), None, False, timedelta(seconds=60))
     device = current_device(options.backend)
     channel = Channel(dist.PrefixStore("bare", store), rank, device, "127.0.0.1", 60.0)
-    size = sum(array.nbytes for array in episode(options.megabytes).observation.values())
+    size = sum(array.nbytes for array in episode(round(options.megabytes * 1e6), 0, plain_memory).observation.values())
     slot = channel.acquire(size, 60.0)
     assert slot is not None
     seconds = 0.0
@@ -84,7 +121,11 @@ def bare(folder: Path, rank: int, options: argparse.Namespace) -> float:
             time.sleep(0.001)
         began = time.perf_counter()
         for _ in range(count):
-            (channel.start_receive if rank == 0 else channel.start_send)(slot, size)
+            if rank == 0:
+                channel.start_receive(slot, size)
+            else:
+                channel.load(slot, 0, size)
+                channel.start_send(slot, size)
             if device is None:
                 channel.finish(slot, size, 60.0)
         if device is not None:
@@ -97,6 +138,27 @@ def bare(folder: Path, rank: int, options: argparse.Namespace) -> float:
     return seconds
 
 
+def copying(options: argparse.Namespace) -> dict[str, float]:
+    """GB/s from plain to pinned memory (gloo: to plain), by threads; nothing else runs in this process."""
+    source = np.random.default_rng(0).integers(0, 256, round(options.megabytes * 1e6), np.uint8)
+    targets = [torch.empty(len(source), dtype=torch.uint8, pin_memory=options.backend == "nccl") for _ in range(3)]
+    found = {}
+    for threads in sorted({1, 2, 4, 8, 12, options.threads}):
+        copiers = Copiers(threads)
+        copiers.copy(targets[0].numpy(), source)
+        began = time.perf_counter()
+        for turn in range(12):
+            copiers.copy(targets[turn % 3].numpy(), source)
+        found[str(threads)] = 12 * len(source) / 1e9 / (time.perf_counter() - began)
+        copiers.close()
+    return found
+
+
+def parts(options: argparse.Namespace) -> dict[str, float]:
+    """Milliseconds an episode by part."""
+    return {name: 1e3 * seconds / options.episodes for name, seconds in sorted(PARTS.take().items())}
+
+
 def config(options: argparse.Namespace) -> NcclConfig:
     """Of both ends."""
     return NcclConfig(options.backend, in_flight=options.in_flight, copy_threads=options.threads, timeout_s=60.0)
@@ -105,16 +167,25 @@ def config(options: argparse.Namespace) -> NcclConfig:
 def send(folder: Path, options: argparse.Namespace) -> None:
     """The sending process: prints each handle, at last its memory."""
     bare(folder, 1, options)
-    sender, one = config(options).build("rollout", folder), episode(options.megabytes)
-    for _ in range(options.in_flight):
-        print(sender.send(one), flush=True)
+    sender, size = config(options).build("rollout", folder), round(options.megabytes * 1e6)
+    assert isinstance(sender, Sender)
+    allocate = sender.allocate if options.memory == "transport" else Kept(options.in_flight + options.buffers + 2, size)
+    for number in range(options.in_flight):
+        print(sender.send(episode(size, number, allocate)), flush=True)
     sys.stdin.readline()  # they have arrived
     before = memory()
-    for _ in range(options.episodes):
+    PARTS.take()
+    cpu = time.process_time()
+    for number in range(options.episodes):
+        one = episode(size, number, allocate)
         print(sender.send(one), flush=True)
+        del one
     sys.stdin.readline()
-    after = memory()
-    print(json.dumps({"before": before, "after": after}), flush=True)
+    cpu = time.process_time() - cpu
+    found: dict[str, Any] = {"cpu_s": cpu, "memory": {"before": before, "after": memory()}}
+    if options.profile:
+        found |= {"ms": parts(options), "copying_gb_per_s": copying(options)}
+    print(json.dumps(found), flush=True)
     sys.stdin.readline()
     sender.close()
 
@@ -125,20 +196,24 @@ def receive(folder: Path, child: subprocess.Popen[str], options: argparse.Namesp
     assert child.stdin is not None
     bare_s = bare(folder, 0, options)
     receiver = config(options).build("trainer", folder)
-    size = 0
+    held = {}
     for _ in range(options.in_flight):
         handle = child.stdout.readline().strip()
-        size = sum(array.nbytes for array in receiver.receive(handle).observation.values())
-        receiver.discard(handle)
+        held[handle] = receiver.receive(handle)
+    size = sum(array.nbytes for array in held[handle].observation.values())
+    while held:
+        receiver.discard(held.popitem()[0])
     before = memory()
+    PARTS.take()
     child.stdin.write("\n")
     child.stdin.flush()
     began = time.perf_counter()
     cpu = time.process_time()
     for _ in range(options.episodes):
         handle = child.stdout.readline().strip()
-        got = receiver.receive(handle)
-        assert len(got) == TICKS
+        with timed("receiver: wait for the episode", PARTS):
+            got = receiver.receive(handle)
+        check(got)
         receiver.discard(handle)
     seconds = time.perf_counter() - began
     cpu = time.process_time() - cpu
@@ -152,18 +227,27 @@ def receive(folder: Path, child: subprocess.Popen[str], options: argparse.Namesp
     child.wait(60)
     receiver.close()
     gigabytes = options.episodes * size / 1e9
+    if options.profile:
+        split = parts(options) | other["ms"]
+        print(f"ms an episode, of {1e3 * seconds / options.episodes:.2f} (bare {1e3 * bare_s / options.episodes:.2f}):")
+        for name, value in split.items():
+            print(f"    {name:50} {value:8.3f}")
+        print("copying, GB/s by threads:", {n: round(v, 1) for n, v in other["copying_gb_per_s"].items()})
     return {
         "backend": options.backend,
         "episodes": options.episodes,
         "megabytes": size / 1e6,
         "in_flight": options.in_flight,
+        "memory": options.memory,
         "copy_threads": options.threads,
+        "buffers": options.buffers,
         "bare_gb_per_s": gigabytes / bare_s,
         "transport_gb_per_s": gigabytes / seconds,
         "share": bare_s / seconds,
         "receiver_cpu_s": cpu,
+        "sender_cpu_s": other["cpu_s"],
         "receiver_memory": {"before": before, "after": after},
-        "sender_memory": other,
+        "sender_memory": other["memory"],
         "load": os.getloadavg()[0],
     }
 
@@ -175,9 +259,15 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--megabytes", type=float, default=64.0)
     parser.add_argument("--in-flight", type=int, default=8)
-    parser.add_argument("--threads", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=NcclConfig.copy_threads)
+    parser.add_argument("--memory", choices=("transport", "ordinary"), default="transport", help="of the pictures")
+    parser.add_argument(
+        "--buffers", type=int, default=channels.SLOTS, help="of each end, beside those that episodes hold"
+    )
+    parser.add_argument("--profile", action="store_true", help="show where the time goes")
     parser.add_argument("--sender-in", metavar="DIR", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    channels.SLOTS = options.buffers
     if options.backend == "nccl":
         torch.cuda.set_device(1 if options.sender_in else 0)
     if options.sender_in:

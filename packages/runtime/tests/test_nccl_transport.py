@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import signal
 import socket
@@ -8,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
@@ -20,7 +23,8 @@ from alpagym_runtime.machine import Gpu
 from alpagym_runtime.testing.conformance import TransportConformance, empty_episode
 from alpagym_runtime.testing.examples import assert_same, example_camera_episode, example_episode
 from alpagym_runtime.transport.config import NcclConfig
-from alpagym_runtime.transport.nccl.message import copy_into, pack, unpack
+from alpagym_runtime.transport.nccl.ends import _ranges
+from alpagym_runtime.transport.nccl.message import pack, parts, unpack
 from alpagym_runtime.types import Ragged
 
 FAST = {"backend": "gloo", "copy_threads": 1}
@@ -62,8 +66,8 @@ def through(episode):
     """What a message's other end makes of an episode."""
     message = pack(episode)
     buffer = np.empty(message.size, np.uint8)
-    with ThreadPoolExecutor(2) as threads:
-        copy_into(buffer, message, threads)
+    for part in parts(message.pieces, longest=100_000):
+        part.fill(buffer)
     return message, unpack(message.header, buffer)
 
 
@@ -89,6 +93,21 @@ def test_pictures_whose_rows_overlap_are_sent_once():
     message, found = through(replace(empty_episode(), observation={"camera_front": rows}))
     assert message.size == 2112
     np.testing.assert_array_equal(found.observation["camera_front"], rows)
+
+
+def test_pieces_are_copied_in_parts_that_leave_out_what_is_not_among_them():
+    # Pieces at 0 (100 bytes), 128 (200) and 1024 (10): parts of at most 150 bytes; from 328 to 1024 nothing is copied.
+    pieces = [(at, np.full(size, at % 7, np.uint8)) for at, size in ((0, 100), (128, 200), (1024, 10))]
+    found = parts(pieces, longest=150)
+    assert [(part.start, part.end) for part in found] == [(0, 150), (150, 300), (300, 328), (1024, 1034)]
+    assert _ranges(found) == [(0, 328), (1024, 1034)]
+    buffer = np.full(1100, 9, np.uint8)
+    for part in found:
+        part.fill(buffer)
+    assert (buffer[:100] == 0).all()
+    assert (buffer[128:328] == 128 % 7).all()
+    assert (buffer[1024:1034] == 1024 % 7).all()
+    assert (buffer[328:1024] == 9).all()
 
 
 @pytest.mark.parametrize(
@@ -226,6 +245,37 @@ def test_what_is_received_and_never_discarded_is_released_by_rule(ends):
     assert receiver.receive(handles[1]).rewards[0] == 1.0
 
 
+def test_pictures_in_memory_of_the_sender_arrive_as_they_were(ends):
+    receiver, sender = ends("trainer"), ends("rollout", in_flight=1)
+    for number in range(3):
+        pictures = sender.allocate(2_000_000)
+        pictures[:] = number
+        found = receiver.receive(sender.send(replace(empty_episode(), observation={"x": pictures.reshape(2, -1)})))
+        assert found.observation["x"].shape == (2, 1_000_000)
+        assert (found.observation["x"] == number).all()
+
+
+def test_an_episode_that_has_gone_is_let_go_of_without_the_garbage_collector(ends):
+    receiver, sender = ends("trainer"), ends("rollout", in_flight=2)
+    receiver.receive(sender.send(sized(8, 0)))
+    gc.disable()
+    try:
+        memory = sender.allocate(2_000_000)
+        memory[:] = 1
+        gone = weakref.ref(memory)
+        handle = sender.send(replace(empty_episode(), observation={"x": memory.reshape(2, -1)}))
+        del memory
+        receiver.receive(handle)
+        receiver.receive(sender.send(sized(8, 1)))
+        receiver.receive(sender.send(sized(8, 2)))
+        end = time.monotonic() + 5.0
+        while gone() is not None and time.monotonic() < end:
+            time.sleep(0.01)
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
 def test_several_senders_are_served_side_by_side(ends):
     receiver = ends("trainer")
     senders = [ends("rollout") for _ in range(3)]
@@ -263,6 +313,34 @@ def test_a_sender_that_is_killed_is_replaced_by_another(ends, tmp_path):
     again = ends("rollout").send(example_episode(1))
     assert again.split("-")[2] == "1"
     assert_same(receiver.receive(again), example_episode(1), "the episode")
+
+
+def test_what_a_killed_sender_never_sent_is_an_error_at_once(ends, tmp_path):
+    receiver = ends("trainer", timeout_s=30.0)
+    child = start("end = make('rollout'); print(end.send(example_episode()), flush=True); time.sleep(60)", tmp_path)
+    try:
+        handle = child.stdout.readline().strip()
+        receiver.receive(handle)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+    began = time.monotonic()
+    with pytest.raises(ConnectionError, match=r"-0-7 did not arrive from process \d+ .*: the connection"):
+        receiver.receive(handle[:-1] + "7")
+    assert time.monotonic() - began < 5.0
+
+
+def test_a_stranger_is_let_go_of_and_nobody_else_is_kept_waiting(ends, tmp_path):
+    receiver, sender = ends("trainer"), ends("rollout")
+    about = json.loads((tmp_path / "transport" / "nccl.json").read_text())
+    address = about["host"], about["line_port"]
+    with socket.create_connection(address, 5.0) as silent, socket.create_connection(address, 5.0) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        stranger.settimeout(5.0)
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+        assert receiver.receive(sender.send(sized(8, 3))).rewards[0] == 3.0
+        assert silent.fileno() >= 0
 
 
 def test_a_trainer_that_is_killed_is_an_error_at_once_and_is_found_again(ends, tmp_path):

@@ -87,6 +87,24 @@ def test_an_episode_keeps_its_pictures_when_its_slot_drives_on():
     np.testing.assert_array_equal(found, rows)
 
 
+@pytest.mark.parametrize("between", [False, True])
+def test_an_episodes_pictures_lie_in_the_memory_that_was_asked_for(between):
+    track, seen = PictureTrack(1, 8, 2, SHAPE), frames(6)
+    rows = np.stack([seen[k : k + 2] for k in range(4)])
+    last = seen[4:6] if not between else seen[[0, 5]]
+    drive(track, {0: np.concatenate([rows, last[None]])})
+    given = []
+
+    def allocate(count):
+        given.append(np.zeros(count, np.uint8))
+        return given[-1]
+
+    found = track.read(0, 4, last, allocate)
+    assert len(given) == 1
+    assert np.shares_memory(found, given[0])
+    np.testing.assert_array_equal(found, np.concatenate([rows, last[None]]))
+
+
 def test_successive_frames_of_a_view_are_no_copy():
     plain = frames(6)
     rows = overlapping(plain, 3)

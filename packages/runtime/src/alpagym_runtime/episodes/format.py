@@ -24,6 +24,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -315,6 +316,8 @@ class EpisodeFile:
                     f"{FORMAT_VERSION}; read it with the AlpaGym that wrote it, or a newer one"
                 )
             self._batch = reader.get_batch(0)
+            # Arrow looks a name up by making a list of all of them, each time.
+            self._places = {name: place for place, name in enumerate(self._batch.schema.names)}
         except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as err:
             if isinstance(err, CorruptFileError):
                 raise
@@ -450,9 +453,10 @@ class EpisodeFile:
 
     def _read(self, name: str, about: Mapping[str, Any], verify: bool) -> tuple[Any, int]:
         rows = int(about["rows"])
-        array = self._batch.column(name) if name in self._batch.schema.names else None
+        place = self._places.get(name)
+        array = None if place is None else self._batch.column(place)
         if about["kind"] == "measure":
-            return self._read_measure(array, rows)
+            return self._read_measure(array, rows, verify)
         dtype = np.dtype(about["dtype"])
         if about["kind"] == "text":
             items = [] if array is None else array.to_pylist()[:rows]
@@ -482,7 +486,9 @@ class EpisodeFile:
         flat = self._view(array.buffers()[-1], dtype.newbyteorder("<"), count)
         return flat.astype(dtype) if dtype.byteorder == ">" else flat
 
-    def _read_measure(self, array: pa.Array | None, rows: int) -> tuple[tuple[NDArray[Any], NDArray[Any]], int]:
+    def _read_measure(
+        self, array: pa.Array | None, rows: int, verify: bool
+    ) -> tuple[tuple[NDArray[Any], NDArray[Any]], int]:
         if array is None:
             return (np.zeros(0), np.zeros(0, bool)), _crc(np.zeros(0), np.zeros(0, np.uint8))
         validity, data = array.buffers()
@@ -493,7 +499,7 @@ class EpisodeFile:
         else:
             bitmap = self._view(validity, np.dtype("u1"), -(-rows // 8))
         valid = np.unpackbits(bitmap, count=rows, bitorder="little").astype(bool)
-        return (value, valid), _crc(value, bitmap)
+        return (value, valid), _crc(value, bitmap) if verify else 0
 
     def _series(self, name: str, about: Mapping[str, Any], verify: bool) -> MeasureSeries:
         if about["aligned"]:
@@ -583,16 +589,22 @@ def episode_bytes(episode: Episode) -> int:
 # ---------------------------------------------------------------- helpers
 
 
+@lru_cache(maxsize=1)
+def _libc() -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return libc
+
+
 def _map_private(handle: int, size: int) -> Any:
     """The bytes of an open file, mapped copy on write: writable, and the file never changes.
 
     Python's own `mmap` keeps a file descriptor as long as the map, so a training step with 1000 episodes in hand would
     run out of them. The map ends with the last array that looks into it.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    libc = _libc()
     address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, handle, 0)
     if address in (None, ctypes.c_void_p(-1).value):
         code = ctypes.get_errno()

@@ -26,6 +26,7 @@ from alpagym_runtime.policies.base import validate_decision
 from alpagym_runtime.random import mix
 from alpagym_runtime.rollouts.pictures import PictureTrack
 from alpagym_runtime.telemetry.timers import timed
+from alpagym_runtime.transport.picture_memory import Allocate, plain_memory
 from alpagym_runtime.types import (
     Decision,
     Ended,
@@ -72,8 +73,8 @@ def decision_seeds(requests: Sequence[EpisodeRequest], ticks: NDArray[np.int64])
 class _Store:
     """What slots have seen and decided so far: arrays [slots, capacity, ...] by name, grown when needed."""
 
-    def __init__(self, slots: int, capacity: int) -> None:
-        self._slots, self._capacity = slots, capacity
+    def __init__(self, slots: int, capacity: int, allocate: Allocate) -> None:
+        self._slots, self._capacity, self._allocate = slots, capacity, allocate
         self._arrays: dict[str, NDArray[Any]] = {}
         self._ragged: dict[str, list[list[NDArray[Any]]]] = {}
         self._pictures: dict[str, PictureTrack] = {}
@@ -108,7 +109,7 @@ class _Store:
 
     def read_with_last(self, name: str, slot: int, count: int, last: NDArray[Any]) -> NDArray[Any]:
         if name in self._pictures:
-            return self._pictures[name].read(slot, count, last)
+            return self._pictures[name].read(slot, count, last, self._allocate)
         return np.concatenate([self._arrays[name][slot, :count], last[None]])
 
     def _grow(self, capacity: int) -> None:
@@ -173,6 +174,7 @@ class Collector:
         actor: who the policy is, for the episodes: "policy", "expert" or "log".
         keep_frames: whether episodes hold the encoded frames that arrived.
         sink: is given each finished episode, void ones too, before `collect` returns.
+        allocate: gives the memory of an episode's pictures; a transport's own spares it a copy.
 
     """
 
@@ -188,6 +190,7 @@ class Collector:
         actor: str = "policy",
         keep_frames: bool = False,
         sink: Callable[[Episode], None] | None = None,
+        allocate: Allocate = plain_memory,
     ) -> None:
         self.core = core
         self.policy = policy
@@ -198,7 +201,7 @@ class Collector:
         self._frames: dict[int, list[Frame]] = {}
         self._decoded: dict[int, dict[str, str]] = {}
         self._gate = threading.Lock()
-        self._store = _Store(core.spec.slots, 64)
+        self._store = _Store(core.spec.slots, 64, allocate)
         self._cameras = frozenset(f"camera_{name}" for name in policy.spec.cameras)
         self._observed: tuple[str, ...] = ()
         self._columns: tuple[str, ...] = ()

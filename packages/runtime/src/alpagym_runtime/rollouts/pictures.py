@@ -8,9 +8,14 @@ pictures); from the first row on where it is not, all K frames of every row are 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
+
+from alpagym_runtime.transport.picture_memory import Allocate, plain_memory
 
 Pictures = NDArray[np.uint8]
 
@@ -66,17 +71,17 @@ class PictureTrack:
         else:
             self._frames[slots, at + self._histories - 1] = pictures[:, -1]
 
-    def read(self, slot: int, count: int, last: Pictures) -> Pictures:
+    def read(self, slot: int, count: int, last: Pictures, allocate: Allocate = plain_memory) -> Pictures:
         """The first `count` rows of a slot and its last, [K,h,w,3]: a copy, read-only where rows share frames.
 
         A drive can end between two ticks; its last row then shares no frame, and all rows of this one are whole.
         """
         if self._dense is not None:
-            return np.concatenate([self._dense[slot, :count], last[None]])
-        frames = np.concatenate([self._frames[slot, : count + self._histories - 1], last[-1:]])
-        if np.array_equal(frames[count:-1], last[:-1]):
-            return overlapping(frames, self._histories)
-        return np.concatenate([overlapping(frames[:-1], self._histories), last[None]])
+            return _joined([self._dense[slot, :count], last[None]], allocate)
+        frames = self._frames[slot, : count + self._histories - 1]
+        if np.array_equal(frames[count:], last[:-1]):
+            return overlapping(_joined([frames, last[-1:]], allocate), self._histories)
+        return _joined([overlapping(frames, self._histories), last[None]], allocate)
 
     def _spread(self) -> None:
         """From now on rows are kept whole."""
@@ -91,6 +96,12 @@ class PictureTrack:
             self._frames = _grown(self._frames, rows + self._histories - 1)
         else:
             self._dense = _grown(self._dense, rows)
+
+
+def _joined(arrays: Sequence[Pictures], allocate: Allocate) -> Pictures:
+    """The arrays behind one another, in new memory."""
+    shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
+    return np.concatenate(arrays, out=allocate(math.prod(shape)).reshape(shape))
 
 
 def _grown(array: Pictures, rows: int) -> Pictures:

@@ -35,6 +35,7 @@ from alpagym_runtime.rollouts.wire import Link, Message, Rendezvous, Task
 from alpagym_runtime.run_config import RunConfig, load_run_config
 from alpagym_runtime.telemetry.timers import TIMERS
 from alpagym_runtime.transport.between import build_transport
+from alpagym_runtime.transport.picture_memory import picture_memory
 from alpagym_runtime.types import Episode, EpisodeRequest, Policy, TrainablePolicy
 
 BEAT_S = 1.0
@@ -136,6 +137,7 @@ class Worker:
                 config_hash=self._config.config_hash,
                 actor=task.actor,
                 keep_frames=task.keep_frames,
+                allocate=picture_memory(self._transport),
             )
         return self._collectors[key]
 

@@ -72,11 +72,11 @@ class NcclConfig:
     Attributes:
         backend: nccl (each process has a GPU of its own) | gloo.
         host: address that the trainer's end listens on; other than loopback it is open to all, without a password.
-        port: 0 takes a free one; it is written into the run directory.
+        port: of the store, and the next one is listened on too; 0 takes free ones. They stand in the run directory.
         in_flight: episodes of one sender that are sent and not taken by the trainer; the next one waits.
         timeout_s: longest wait for the other end, wherever one waits.
-        copy_threads: that copy an episode into pinned memory.
-        pinned_mb: pinned memory that received episodes may hold; those beyond it are copied out of it.
+        copy_threads: that copy into pinned memory what of an episode is not in it.
+        pinned_mb: pinned memory that episodes may hold, at each end; those beyond it are copied.
         limit_mb: room for what the trainer received and nobody discarded; beyond it the oldest is released.
         expire_s: age at which one is released.
 
@@ -94,7 +94,7 @@ class NcclConfig:
 
     def __post_init__(self) -> None:
         check_choice("backend", self.backend, ("nccl", "gloo"))
-        check_range("port", self.port, minimum=0, maximum=65_535)
+        check_range("port", self.port, minimum=0, maximum=65_534)
         check_range("in_flight", self.in_flight, minimum=1, maximum=1024)
         check_range("timeout_s", self.timeout_s, above=0, maximum=86_400)
         check_range("copy_threads", self.copy_threads, minimum=1, maximum=64)

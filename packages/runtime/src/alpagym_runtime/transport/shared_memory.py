@@ -18,6 +18,7 @@ import stat
 import subprocess
 import tempfile
 import weakref
+from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 from uuid import uuid4
@@ -29,8 +30,11 @@ from alpagym_runtime.types import Episode
 
 _HANDLE = re.compile(r"shm-(?P<owner>[0-9a-f]{16})-(?P<number>[0-9]{1,12})")
 _LOCK = "owner.lock"
+SWEEP = 32
+"""Handles that are looked for at a time, at least, to see which are gone."""
 
 
+@lru_cache(maxsize=1)
 def root() -> Path:
     """Where segments live: /dev/shm, or the folder of temporary files where a system has none."""
     shm = Path("/dev/shm")
@@ -46,7 +50,9 @@ class SharedMemoryTransport:
 
     def __init__(self, config: SharedMemoryConfig) -> None:
         self._numbers = itertools.count()
-        self._ledger = Ledger(config.limit_mb * 1_000_000, config.expire_s)
+        self._room = config.limit_mb * 1_000_000
+        self._ledger = Ledger(self._room, config.expire_s)
+        self._left = SWEEP
         self._lock = Lock()
         self._owned: _OwnedFolder | None = None
         remove_orphans()
@@ -67,7 +73,10 @@ class SharedMemoryTransport:
         assert path is not None
         remedy = "discard episodes sooner, lower transport.limit_mb, give /dev/shm more room, or use transport=disk"
         size = save(episode, path, "dense", durable=False, remedy=remedy)
-        self._ledger.keep_only(lambda other: other == handle or _exists(other))
+        # What others discarded is gone without a word; asking after each costs as much as a small episode.
+        if self._ledger.held_bytes + size > self._room or len(self._ledger.handles()) >= 2 * self._left:
+            self._ledger.keep_only(_exists)
+            self._left = max(SWEEP, len(self._ledger.handles()))
         for old in self._ledger.add(handle, size):
             _unlink(old)
         return handle

@@ -2,15 +2,18 @@
 
 A channel is a process group of two of its own, so one peer's end or restart touches no other's. Each buffer passes
 through a slot: memory of the CPU (pinned where a GPU follows) and, for NCCL, its twin on the GPU with a stream of its
-own, so that one buffer's copy runs beside another's transfer.
+own, so that one buffer's copy runs beside another's transfer. What is sent goes to the GPU part by part (`load`), each
+as soon as it is there.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+import warnings
+import weakref
 from dataclasses import dataclass
 from datetime import timedelta
-from threading import Condition
 from typing import Any
 
 import torch
@@ -18,6 +21,10 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from alpagym_runtime.telemetry.timers import Timers
+
+PARTS = Timers()
+"""Where an episode's time goes, in seconds of both ends; what threads do side by side is counted in full."""
 SLOTS = 3
 """Buffers of a channel: one is filled, one travels, one is emptied."""
 TAG = 0
@@ -43,6 +50,41 @@ class Slot:
         return found
 
 
+class Pinned:
+    """Page-locked memory that is lent to arrays, up to a limit; it comes back with the last view of each.
+
+    Args:
+        limit: bytes lent at a time.
+
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._lent = limit, 0
+        # Reentrant: arrays can end, and give their memory back, wherever Python collects garbage.
+        self._lock = threading.RLock()
+
+    def lend(self, size: int) -> bool:
+        """Count memory that an array is to hold; False where it would be too much."""
+        with self._lock:
+            if self._lent + size > self._limit:
+                return False
+            self._lent += size
+            return True
+
+    def bind(self, array: NDArray[Any], size: int) -> None:
+        """Count it as given back once the array and its views are gone."""
+        weakref.finalize(array, self._give_back, size)
+
+    def _give_back(self, size: int) -> None:
+        with self._lock:
+            self._lent -= size
+
+
+def pinned(size: int) -> Tensor:
+    """Page-locked bytes; torch keeps what is freed, and waits until no GPU reads it any more."""
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+
 def current_device(backend: str) -> torch.device | None:
     """The GPU of the calling thread; None for gloo."""
     return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
@@ -64,6 +106,7 @@ class Channel:
         self._peer, self._cuda = 1 - rank, device
         timeout = timedelta(seconds=timeout_s)
         if device is not None:
+            torch.cuda.set_device(device)  # of this thread, which makes the buffers
             options = dist.ProcessGroupNCCL.Options()
             # Our own deadlines come first; beyond this one NCCL's watchdog would end the process.
             options._timeout = timedelta(seconds=max(10.0 * timeout_s, 600.0))
@@ -74,11 +117,11 @@ class Channel:
             bound._devices, bound._timeout = [gloo.create_device(hostname=host)], timeout
             self._group = gloo(store, rank, 2, bound)
         self._free = [self._slot() for _ in range(SLOTS)]
-        self._changed = Condition()
+        self._changed = threading.Condition()
         self._aborted = False
         # NCCL connects at the first message, which takes seconds: before any deadline of an episode.
         greeting = self._free[0]
-        self._start(greeting, 1, sending=rank == 1)
+        (self.start_send if rank == 1 else self.start_receive)(greeting, 1)
         self.finish(greeting, 1, timeout_s)
 
     def acquire(self, size: int, timeout_s: float) -> Slot | None:
@@ -99,8 +142,30 @@ class Channel:
             self._free.append(slot)
             self._changed.notify_all()
 
+    def load(self, slot: Slot, start: int, end: int) -> None:
+        """Begin to copy a part of what is to be sent to the GPU; any thread may. Nothing without a GPU."""
+        if slot.device is not None:
+            with torch.cuda.stream(slot.stream):
+                slot.device[start:end].copy_(slot.memory[start:end], non_blocking=True)
+
+    def load_from(self, slot: Slot, at: int, data: NDArray[Any]) -> bool:
+        """Begin to copy bytes to the GPU from where they are, which must not change until `finish`.
+
+        False where that is impossible: no GPU, or memory that it cannot read by itself.
+        """
+        if slot.device is None:
+            return False
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it may be read-only, and is only read
+            memory = torch.from_numpy(data)
+        if not memory.is_pinned():
+            return False
+        with torch.cuda.stream(slot.stream):
+            slot.device[at : at + len(data)].copy_(memory, non_blocking=True)
+        return True
+
     def start_send(self, slot: Slot, size: int) -> None:
-        """Send the slot's first `size` bytes; returns at once."""
+        """Send the slot's first `size` bytes, all of which are loaded; returns at once."""
         self._start(slot, size, sending=True)
 
     def start_receive(self, slot: Slot, size: int) -> None:
@@ -128,7 +193,7 @@ class Channel:
         while not slot.done.query():
             if self._aborted or time.monotonic() > end:
                 return False
-            time.sleep(100e-6)
+            time.sleep(150e-6)
         return True
 
     def abort(self) -> None:
@@ -144,13 +209,10 @@ class Channel:
         if not size:
             return
         operate = self._group.send if sending else self._group.recv
-        if self._cuda is None:
+        if slot.device is None:
             slot.done = operate([slot.memory[:size]], self._peer, TAG)
             return
-        assert slot.device is not None
-        with torch.cuda.device(self._cuda), torch.cuda.stream(slot.stream):
-            if sending:
-                slot.device[:size].copy_(slot.memory[:size], non_blocking=True)
+        with torch.cuda.stream(slot.stream):
             operate([slot.device[:size]], self._peer, TAG).wait()  # orders the stream after it, not this thread
             if not sending:
                 slot.memory[:size].copy_(slot.device[:size], non_blocking=True)
@@ -167,4 +229,4 @@ class Channel:
         """At least `size` bytes, rounded up so that episodes of about one size share a slot."""
         step = 1 << 20 if size > 1 << 16 else 1 << 16
         rounded = -(-size // step) * step
-        return torch.empty(rounded, dtype=torch.uint8, pin_memory=self._cuda is not None)
+        return torch.empty(rounded, dtype=torch.uint8) if self._cuda is None else pinned(rounded)

@@ -1,23 +1,25 @@
 """The two ends: many senders, one receiver.
 
-An episode is announced in the store (its header), granted by the receiver, and travels as one buffer. What is on its
-way is bounded: a sender announces number n only once its episode n - in_flight was taken, so a slow trainer holds its
-workers up and no memory grows. A grant is also where transfers yield to a weight sync: inside `paused()` none is given
-and none is under way.
+An episode is copied into a buffer, announced on the line (its header), granted by the receiver, and travels as one
+message. What is on its way is bounded: a sender takes episode n up only once fewer than `in_flight` before it are not
+taken, so a slow trainer holds its workers up and no memory grows. A grant is also where transfers yield to a weight
+sync: inside `paused()` none is given and none is under way.
 
-Keys of link L: c/k control messages of the sender in order, r/n grant of episode n, t/k the k-th episode was taken.
+Frames of a sender: episode (number, header), discard (number), close. Of the receiver: grant (number), taken (how many
+so far). Nothing waits for an answer but a granted buffer for its grant.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 import re
+import socket
 import threading
 import time
-import weakref
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +27,20 @@ import numpy as np
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from alpagym_runtime.telemetry.timers import timed
 from alpagym_runtime.transport.config import NcclConfig
-from alpagym_runtime.transport.nccl.channel import Channel, Slot, current_device
-from alpagym_runtime.transport.nccl.message import Message, copy_into, copy_pieces, header_size, pack, unpack
-from alpagym_runtime.transport.nccl.rendezvous import Session, find, forget, listen, me, put, take, wait_for
+from alpagym_runtime.transport.nccl.channel import PARTS, Channel, Pinned, Slot, current_device, pinned
+from alpagym_runtime.transport.nccl.copiers import Copiers
+from alpagym_runtime.transport.nccl.line import WELCOME, Line, caller, introduce
+from alpagym_runtime.transport.nccl.message import ALIGNMENT, Bytes, Message, Part, header_size, pack, parts, unpack
+from alpagym_runtime.transport.nccl.rendezvous import Session, find, forget, listen, me
 from alpagym_runtime.transport.rules import Ledger
 from alpagym_runtime.types import Episode
 
 _HANDLE = re.compile(r"nccl-(?P<session>[0-9a-f]{16})-(?P<link>[0-9]{1,9})-(?P<number>[0-9]{1,12})")
-EPISODE, DISCARD, CLOSE = b"e", b"d", b"c"
+EPISODE, DISCARD, CLOSE, GRANT, TAKEN = b"e", b"d", b"c", b"g", b"t"
+DIRECT = 1 << 20
+"""Bytes from which on an array goes to the GPU by itself, if the GPU can read it."""
 SLOWER = "if it is only slow, raise transport.timeout_s"
 
 
@@ -44,16 +51,15 @@ class Receiver:
         self._config = config
         self._device = current_device(config.backend)
         self._folder = folder
-        self._session, store = listen(folder, config.host, config.port)
+        self._session, store, self._listener = listen(folder, config.host, config.port)
         self._store: dist.TCPStore | None = store
-        self._accepting = self._session.connect(config.timeout_s)
-        self._threads = ThreadPoolExecutor(config.copy_threads, "alpagym-copy")
+        self._copiers = Copiers(config.copy_threads)
         self._ledger = Ledger(config.limit_mb * 1_000_000, config.expire_s)
         self._changed = threading.Condition()
         self._links: dict[int, _Link] = {}
-        # Reentrant: arrays can end, and give their memory back, wherever Python collects garbage.
-        self._pinned, self._lent = threading.RLock(), 0
+        self._pinned = Pinned(config.pinned_mb * 1_000_000)
         self._under_way, self._holding, self._closed = 0, False, False
+        self._callers: list[threading.Thread] = []
         self._acceptor = threading.Thread(target=self._accept, name="alpagym-accept", daemon=True)
         self._acceptor.start()
 
@@ -128,12 +134,15 @@ class Receiver:
                 return
             self._closed = True
             self._changed.notify_all()
-            links = list(self._links.values())
-        self._tell(f"join/{len(self._links)}", b"")  # wakes the acceptor
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the acceptor
         self._acceptor.join(self._config.timeout_s)
-        for link in links:
+        self._listener.close()
+        for link in list(self._links.values()):
             link.close()
-        self._threads.shutdown()
+        for thread in self._callers:
+            thread.join(self._config.timeout_s)
+        self._copiers.close()
         forget(self._folder, self._session)
         self._store = None  # with it the store ends, and whoever waits there
 
@@ -144,25 +153,6 @@ class Receiver:
         with self._changed:
             self._changed.wait_for(lambda: not self._holding or self._closed)
             self._under_way += 1
-
-    def _lend(self, size: int) -> bool:
-        """Count pinned memory that an episode is to hold; False where it would be too much."""
-        if self._device is None:
-            return True
-        with self._pinned:
-            if self._lent + size > self._config.pinned_mb * 1_000_000:
-                return False
-            self._lent += size
-            return True
-
-    def _given_back(self, size: int) -> None:
-        with self._pinned:
-            self._lent -= size
-
-    def _tell(self, key: str, value: bytes = b"1") -> None:
-        if self._store is not None:
-            with contextlib.suppress(ConnectionError):
-                put(self._store, key, value)
 
     def _end(self) -> None:
         with self._changed:
@@ -178,19 +168,31 @@ class Receiver:
         return int(match["link"]), int(match["number"])
 
     def _accept(self) -> None:
-        while not self._closed:
-            number = len(self._links)
+        while True:
             try:
-                if not wait_for(self._accepting, f"join/{number}", None):
-                    continue
-                peer = take(self._accepting, f"join/{number}").decode()
-            except ConnectionError:
-                return  # the store ended with this process
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            line = Line(connection, self._config.timeout_s)
+            thread = threading.Thread(target=self._greet, args=(line,), name="alpagym-link", daemon=True)
+            self._callers = [*(old for old in self._callers if old.is_alive()), thread]
+            thread.start()
+
+    def _greet(self, line: Line) -> None:
+        """Serve one who calls, to the end; a stranger is let go of."""
+        try:
+            peer = caller(line, self._session.token, min(self._config.timeout_s, 10.0))
             with self._changed:
                 if self._closed:
-                    return
-                self._links[number] = _Link(self, number, peer)
+                    raise ConnectionError("this end closed")
+                number = len(self._links)
+                link = self._links[number] = _Link(self, number, peer, line)
                 self._changed.notify_all()
+            link.run()
+        except ConnectionError:
+            pass
+        finally:
+            line.hang_up()
 
 
 class _Link:
@@ -206,8 +208,8 @@ class _Link:
 
     """
 
-    def __init__(self, receiver: Receiver, number: int, peer: str) -> None:
-        self._receiver, self._number, self.peer = receiver, number, peer
+    def __init__(self, receiver: Receiver, number: int, peer: str, line: Line) -> None:
+        self._receiver, self._number, self.peer, self._line = receiver, number, peer, line
         self._config, self._changed = receiver._config, receiver._changed
         self.held: dict[int, Episode] = {}
         self.pending: set[int] = set()
@@ -215,19 +217,16 @@ class _Link:
         self.gone = _Numbers()
         self.broken: str | None = None
         self.closed = False
-        self._taken_count, self._turn = 0, 0
+        self._taken_count = 0
         self._channel: Channel | None = None
         self._posted: queue.SimpleQueue[tuple[int, bytes, int, Slot] | None] = queue.SimpleQueue()
-        self._control = threading.Thread(target=self._run, name=f"alpagym-link-{number}", daemon=True)
-        self._finisher = threading.Thread(target=self._finish, name=f"alpagym-arrive-{number}", daemon=True)
-        self._control.start()
-        self._finisher.start()
 
     def take(self, number: int) -> None:
         """Tell the sender that one more was taken (the condition is held)."""
         self.taken.add(number)
-        self._receiver._tell(f"{self._number}/t/{self._taken_count}")
         self._taken_count += 1
+        with contextlib.suppress(ConnectionError):
+            self._line.say(TAKEN, self._taken_count)
 
     def drop(self, number: int) -> None:
         """Free an episode, or do so when it arrives (the condition is held)."""
@@ -243,59 +242,58 @@ class _Link:
     def close(self) -> None:
         """End the link from the receiver's side."""
         self._break(f"{self._receiver._session.peer} closed")
-        self._receiver._tell(f"{self._number}/c/{self._turn}", CLOSE)  # wakes the thread that waits for it
-        self._posted.put(None)
-        for thread in (self._control, self._finisher):
-            thread.join(self._config.timeout_s)
+        self._line.hang_up()  # wakes the thread that hears
 
-    # ------------------------------------------------------------ threads
-
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Serve the sender until it closes or breaks off."""
         config = self._config
+        finisher = threading.Thread(target=self._finish, name=f"alpagym-arrive-{self._number}", daemon=True)
+        finisher.start()
         try:
-            store = self._receiver._session.connect(config.timeout_s)
-            pair = dist.PrefixStore(f"{self._number}/pair", store)
+            self._line.say(WELCOME, self._number)
+            pair = dist.PrefixStore(f"{self._number}/pair", self._receiver._session.connect(config.timeout_s))
             self._channel = Channel(pair, 0, self._receiver._device, config.host, config.timeout_s)
             while True:
-                key = f"{self._number}/c/{self._turn}"
-                wait_for(store, key, None)
-                message = take(store, key)
-                self._turn += 1
-                if message[:1] == CLOSE:
+                kind, number, text = self._line.hear()
+                if kind == CLOSE:
                     break
-                if message[:1] == DISCARD:
+                if kind == DISCARD:
                     with self._changed:
-                        self.drop(int(message[1:]))
-                    continue
-                place, _, header = message[1:].partition(b" ")
-                if not self._grant(store, int(place), header):
-                    return
+                        self.drop(number)
+                elif not self._grant(number, text):
+                    break
         except (ConnectionError, RuntimeError, ValueError) as err:
             self._break(str(err))
-            return
         self._posted.put(None)
-        self._finisher.join()
+        finisher.join()
         with self._changed:
-            for number in list(self.held):
-                self.drop(number)
-            self.closed = True
+            if self.broken is None:
+                for number in list(self.held):
+                    self.drop(number)
+                self.closed = True
             self._changed.notify_all()
-        self._channel.abort()
+        if self._channel is not None:
+            self._channel.abort()
+            self._channel = None  # its buffers go
 
-    def _grant(self, store: Any, number: int, header: bytes) -> bool:
+    # ------------------------------------------------------------
+
+    def _grant(self, number: int, header: bytes) -> bool:
         """Let the sender send an episode, and await its buffer."""
         size, config = header_size(header), self._config
         with self._changed:
             self.pending.add(number)
         assert self._channel is not None
-        slot = self._channel.acquire(size, 10.0 * config.timeout_s)
+        with timed("receiver: wait for a buffer", PARTS):
+            slot = self._channel.acquire(size, 10.0 * config.timeout_s)
         if slot is None:
             self._break("earlier buffers did not arrive")
             return False
         self._receiver._begin()
         try:
-            put(store, f"{self._number}/r/{number}")
-            self._channel.start_receive(slot, size)
+            with timed("receiver: grant", PARTS):
+                self._line.say(GRANT, number)
+                self._channel.start_receive(slot, size)
         except Exception:
             self._receiver._end()
             raise
@@ -303,34 +301,38 @@ class _Link:
         return True
 
     def _finish(self) -> None:
+        """Take in what arrives; after the first that does not, only count what was granted as over."""
         while (item := self._posted.get()) is not None:
             number, header, size, slot = item
             why = None
             try:
                 assert self._channel is not None
-                if not self._channel.finish(slot, size, self._config.timeout_s):
-                    why = f"nothing came within {self._config.timeout_s:g} s after it was granted; {SLOWER}"
+                with timed("receiver: wire, copy from the GPU", PARTS):
+                    done = self.broken is None and self._channel.finish(slot, size, self._config.timeout_s)
+                if done:
+                    with timed("receiver: unpack", PARTS):
+                        self._arrived(number, unpack(header, self._take_out(slot, size)), size)
+                    self._channel.release(slot)
                 else:
-                    self._arrived(number, unpack(header, self._take_out(slot, size)), size)
-                self._channel.release(slot)
+                    why = f"nothing came within {self._config.timeout_s:g} s after it was granted; {SLOWER}"
             except (RuntimeError, ValueError) as err:
                 why = str(err)
             finally:
                 self._receiver._end()
             if why is not None:
                 self._break(why)
-                return
 
     def _take_out(self, slot: Slot, size: int) -> NDArray[np.uint8]:
         """The bytes that arrived in a slot: its memory itself, or a copy where episodes hold enough pinned memory."""
         receiver = self._receiver
-        if receiver._lend(size):
+        if receiver._device is None or receiver._pinned.lend(size):
             buffer = slot.give(size)
-            # Every array of the episode is a view of it, so it goes with the last of them.
-            weakref.finalize(buffer, receiver._given_back, size)
+            if receiver._device is not None:
+                # Every array of the episode is a view of it, so it goes with the last of them.
+                receiver._pinned.bind(buffer, size)
             return buffer
         buffer = np.empty(size, np.uint8)
-        copy_pieces([(buffer, slot.array(size))], receiver._threads)
+        receiver._copiers.copy(buffer, slot.array(size))
         return buffer
 
     def _arrived(self, number: int, episode: Episode, size: int) -> None:
@@ -349,8 +351,10 @@ class _Link:
             if self.broken is None and not self.closed:
                 self.broken = why
             self._changed.notify_all()
-        if self._channel is not None:
-            self._channel.abort()
+        channel = self._channel
+        if channel is not None:
+            channel.abort()
+        self._line.hang_up()
 
 
 class _Numbers:
@@ -378,26 +382,28 @@ class Sender:
     def __init__(self, folder: Path, config: NcclConfig) -> None:
         self._folder, self._config = folder, config
         self._device = current_device(config.backend)
-        self._threads = ThreadPoolExecutor(config.copy_threads, "alpagym-copy")
+        self._copiers = Copiers(config.copy_threads)
+        self._pinned = Pinned(config.pinned_mb * 1_000_000)
         self._lock = threading.Lock()
         self._outgoing: _Outgoing | None = None
         self._left: str | None = None
         self._closed = False
 
     def send(self, episode: Episode) -> str:
-        """Announce an episode and queue its buffer; waits while `in_flight` earlier ones are on their way.
+        """Begin to send an episode, which nobody may change any more; waits while `in_flight` are on their way.
 
         Raises:
             TimeoutError: the trainer took none in time, or there is none; names peer, handle, seconds and remedy.
             ConnectionError: the trainer is gone, or an earlier transfer failed.
 
         """
-        message = pack(episode)
+        with timed("sender: pack", PARTS):
+            message = pack(episode)
         with self._lock:
             assert not self._closed, "send after close"
             try:
                 if self._outgoing is None:
-                    self._outgoing = _Outgoing(self._folder, self._config, self._device, self._threads, self._left)
+                    self._outgoing = _Outgoing(self._folder, self._config, self._device, self._copiers, self._left)
                 return self._outgoing.send(message)
             except (TimeoutError, ConnectionError) as err:
                 # A trainer that only is slow may be joined again; one that is gone is not waited for twice.
@@ -406,6 +412,17 @@ class Sender:
                     self._outgoing.abort()
                     self._outgoing = None
                 raise
+
+    def allocate(self, count: int) -> Bytes:
+        """Memory for `count` bytes of an episode to be sent; where the GPU can read it, sending copies nothing.
+
+        Pinned while no more than `pinned_mb` of it is in use, for NCCL; else memory as any other.
+        """
+        if self._device is None or not self._pinned.lend(count):
+            return np.empty(count, np.uint8)
+        found: Bytes = pinned(count).numpy()
+        self._pinned.bind(found, count)
+        return found
 
     def receive(self, handle: str) -> Episode:
         """Refused: this end sends."""
@@ -425,141 +442,192 @@ class Sender:
             self._closed = True
             if self._outgoing is not None:
                 self._outgoing.close()
-            self._threads.shutdown()
+            self._copiers.close()
+
+
+@dataclass
+class _Job:
+    """An episode on its way.
+
+    Attributes:
+        header, size: of its message.
+        slot: where its bytes are.
+        direct: those that the GPU reads from where they are.
+        copied: from where to where bytes of the slot are copied to.
+        left: parts that are not yet copied.
+        announced: when, s; None until then.
+        granted: when, s; None until then.
+
+    """
+
+    header: bytes
+    size: int
+    slot: Slot
+    direct: list[Bytes]
+    copied: list[tuple[int, int]]
+    left: int
+    announced: float | None = None
+    granted: float | None = None
 
 
 class _Outgoing:
-    """One life of a link, as its sender sees it."""
+    """One life of a link, as its sender sees it; its fields belong to the condition."""
 
-    def __init__(
-        self, folder: Path, config: NcclConfig, device: Any, threads: ThreadPoolExecutor, left: str | None
-    ) -> None:
-        self._config, self._threads = config, threads
-        self.session, self._store = find(folder, config.timeout_s, left)
-        self._granting = self.session.connect(config.timeout_s)
-        self._link = self._store.add("links", 1) - 1
-        put(self._store, f"join/{self._link}", me().encode())
-        pair = dist.PrefixStore(f"{self._link}/pair", self._store)
+    def __init__(self, folder: Path, config: NcclConfig, device: Any, copiers: Copiers, left: str | None) -> None:
+        self._config, self._copiers = config, copiers
+        self.session, self._line = find(folder, config.timeout_s, left)
+        self._link = introduce(self._line, self.session.token, me(), config.timeout_s)
+        pair = dist.PrefixStore(f"{self._link}/pair", self.session.connect(config.timeout_s))
         self._channel = _join(pair, self.session, device, config)
-        self._turn, self._sent = 0, 0
+        self._changed = threading.Condition()
+        self._jobs: dict[int, _Job] = {}
+        self._sent, self._taken, self._over = 0, 0, False
         self._failed: Exception | None = None
-        self._announced: queue.SimpleQueue[tuple[int, Message, Slot] | None] = queue.SimpleQueue()
-        self._filled: queue.SimpleQueue[tuple[int, int, Slot] | None] = queue.SimpleQueue()
-        self._started: queue.SimpleQueue[tuple[int, int, Slot] | None] = queue.SimpleQueue()
-        self._workers = [
-            threading.Thread(target=work, name=f"alpagym-{name}", daemon=True)
-            for name, work in (("fill", self._fill), ("send", self._transfer), ("sent", self._finish))
-        ]
-        for worker in self._workers:
-            worker.start()
+        self._started: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        for name, work in (("hear", self._hear), ("sent", self._finish)):
+            threading.Thread(target=work, name=f"alpagym-{name}", daemon=True).start()
 
     def send(self, message: Message) -> str:
-        number = self._sent
-        if self._failed is not None:
-            raise self._failed
-        try:
-            slot = self._room(number, message.size)
-            self._say(EPISODE + str(number).encode() + b" " + message.header)
-        except ConnectionError as err:
-            if self._failed is None:
-                raise self._lost(number, err) from err
-            raise self._failed from None
-        self._sent += 1
-        self._announced.put((number, message, slot))
-        return self._handle(number)
-
-    def _room(self, number: int, size: int) -> Slot:
-        """A buffer for episode `number`, once few enough are on their way."""
-        config, handle = self._config, self._handle(number)
-        before = number - config.in_flight
-        key = f"{self._link}/t/{before}"
-        if before >= 0:
-            if not wait_for(self._store, key, config.timeout_s):
-                raise self._failed or TimeoutError(
-                    f"{self.session.peer} took no episode within {config.timeout_s:g} s, and {config.in_flight} are on "
-                    f"their way before {handle} (transport.in_flight); is it alive? {SLOWER}"
-                )
-            take(self._store, key)
-        slot = self._channel.acquire(size, config.timeout_s)
+        number, config = self._sent, self._config
+        self._check_grants()
+        self._await_room(number)
+        with timed("sender: wait for a buffer", PARTS):
+            slot = self._channel.acquire(message.size, config.timeout_s)
         if slot is None:
             raise self._failed or TimeoutError(
-                f"no buffer got free within {config.timeout_s:g} s for {handle} to {self.session.peer}; {SLOWER}"
+                f"no buffer got free within {config.timeout_s:g} s for {self._handle(number)} to {self.session.peer}; "
+                f"{SLOWER}"
             )
-        return slot
+        with timed("sender: begin copies to the GPU", PARTS):
+            large = [(at, data) for at, data in message.pieces if len(data) >= DIRECT]
+            direct = {at: data for at, data in large if self._channel.load_from(slot, at, data)}
+        todo = parts((at, data) for at, data in message.pieces if at not in direct)
+        job = _Job(message.header, message.size, slot, list(direct.values()), _ranges(todo), len(todo))
+        with self._changed:
+            self._jobs[number] = job
+            self._sent += 1
+        here = sum(part.end - part.start for part in todo) < DIRECT
+        # Threads copy what is large beside send() and what travels; nobody writes into an episode.
+        for part in todo:
+            work = functools.partial(self._fill, number, job, part)
+            work() if here else self._copiers.give(work)
+        if not todo:
+            self._filled(number, job)
+        return self._handle(number)
 
     def discard(self, handle: str) -> None:
         match = _HANDLE.fullmatch(handle)
         ours = match is not None and (match["session"], int(match["link"])) == (self.session.token, self._link)
         if match is not None and ours and int(match["number"]) < self._sent:
-            self._say(DISCARD + match["number"].encode())
+            self._line.say(DISCARD, int(match["number"]))
 
     def close(self) -> None:
-        self._announced.put(None)
-        for worker in self._workers:
-            worker.join(self._config.timeout_s)
-        if self._failed is None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._failed or not self._jobs, self._config.timeout_s)
+            gone = self._failed is None
+        if gone:
             with contextlib.suppress(ConnectionError):
-                self._say(CLOSE)
+                self._line.say(CLOSE)
         self.abort()
 
     def abort(self) -> None:
-        self._announced.put(None)
-        self._filled.put(None)
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
         self._started.put(None)
         self._channel.abort()
+        self._line.hang_up()
 
     # ------------------------------------------------------------
 
     def _handle(self, number: int) -> str:
         return f"nccl-{self.session.token}-{self._link}-{number}"
 
-    def _say(self, message: bytes) -> None:
-        put(self._store, f"{self._link}/c/{self._turn}", message)
-        self._turn += 1
+    def _await_room(self, number: int) -> None:
+        """Wait until episode `number` may be taken up."""
+        config = self._config
+        with timed("sender: wait until fewer are on their way", PARTS), self._changed:
+            came = self._changed.wait_for(
+                lambda: self._failed or number - self._taken < config.in_flight, config.timeout_s
+            )
+            if self._failed is not None:
+                raise self._failed
+        if not came:
+            raise TimeoutError(
+                f"{self.session.peer} took no episode within {config.timeout_s:g} s, and {config.in_flight} are on "
+                f"their way before {self._handle(number)} (transport.in_flight); is it alive? {SLOWER}"
+            )
+
+    def _check_grants(self) -> None:
+        """Raise where an episode was announced too long ago and not asked for."""
+        late = time.perf_counter() - self._config.timeout_s
+        with self._changed:
+            waiting = [n for n, job in self._jobs.items() if job.announced and not job.granted and job.announced < late]
+        if waiting and self._failed is None:
+            raise TimeoutError(
+                f"{self.session.peer} did not ask for {self._handle(waiting[0])} within {self._config.timeout_s:g} s; "
+                f"is it alive? {SLOWER}"
+            )
 
     def _fail(self, err: Exception) -> None:
-        self._failed = self._failed or err
+        with self._changed:
+            if self._over:
+                return
+            self._failed = self._failed or err
+            self._changed.notify_all()
         self._started.put(None)
         self._channel.abort()
 
-    def _fill(self) -> None:
-        """Copy episodes into their buffers, beside send() and what travels; nobody writes into an episode."""
-        while (item := self._announced.get()) is not None:
-            number, message, slot = item
-            copy_into(slot.array(message.size), message, self._threads)
-            self._filled.put((number, message.size, slot))
-        self._filled.put(None)
+    def _fill(self, number: int, job: _Job, part: Part) -> None:
+        """Copy a part of an episode into its buffer."""
+        try:
+            with timed("sender: copy into the buffer, all threads", PARTS):
+                part.fill(job.slot.array(job.size))
+            with self._changed:
+                job.left -= 1
+                last = job.left == 0
+            if last:
+                self._filled(number, job)
+        except Exception as err:  # the thread copies for others too
+            self._fail(self._lost(number, err))
 
-    def _transfer(self) -> None:
-        """Send what is granted, in order."""
-        seconds = self._config.timeout_s
-        while (item := self._filled.get()) is not None:
-            number, size, slot = item
-            key = f"{self._link}/r/{number}"
-            try:
-                if not wait_for(self._granting, key, seconds):
-                    raise TimeoutError(
-                        f"{self.session.peer} did not ask for {self._handle(number)} within {seconds:g} s; "
-                        f"is it alive? {SLOWER}"
-                    )
-                take(self._granting, key)
-                self._channel.start_send(slot, size)
-            except (ConnectionError, RuntimeError) as err:
-                self._fail(self._lost(number, err))
-                return
-            except TimeoutError as err:
-                self._fail(err)
-                return
-            self._started.put(item)
-        self._started.put(None)
+    def _filled(self, number: int, job: _Job) -> None:
+        """Send on to the GPU what was copied, and announce the episode."""
+        with timed("sender: begin copies to the GPU", PARTS):
+            for start, end in job.copied:
+                self._channel.load(job.slot, start, end)
+        job.announced = time.perf_counter()
+        self._line.say(EPISODE, number, job.header)
+
+    def _hear(self) -> None:
+        """Send what is granted, in that order, and count what was taken."""
+        try:
+            while True:
+                kind, number, _ = self._line.hear()
+                if kind == GRANT:
+                    self._granted(number, self._jobs[number])
+                    continue
+                with self._changed:
+                    self._taken = number
+                    self._changed.notify_all()
+        except (ConnectionError, RuntimeError, KeyError) as err:
+            self._fail(self._lost(self._sent, err))
+
+    def _granted(self, number: int, job: _Job) -> None:
+        job.granted = time.perf_counter()
+        PARTS.add("sender: wait for the grant", job.granted - (job.announced or job.granted))
+        with timed("sender: begin to send", PARTS):
+            self._channel.start_send(job.slot, job.size)
+        self._started.put(number)
 
     def _finish(self) -> None:
         """Free the buffers that have gone."""
         seconds = self._config.timeout_s
-        while (item := self._started.get()) is not None:
-            number, size, slot = item
+        while (number := self._started.get()) is not None:
+            job = self._jobs[number]
             try:
-                done = self._channel.finish(slot, size, seconds)
+                with timed("sender: copies to the GPU, wire", PARTS):
+                    done = self._channel.finish(job.slot, job.size, seconds)
             except RuntimeError as err:
                 self._fail(self._lost(number, err))
                 return
@@ -567,11 +635,26 @@ class _Outgoing:
                 where = f"{self.session.peer} did not take the buffer of {self._handle(number)}"
                 self._fail(TimeoutError(f"{where} within {seconds:g} s; is it alive? {SLOWER}"))
                 return
-            self._channel.release(slot)
+            job.direct.clear()  # before its stream has other work, which freed memory would wait for
+            self._channel.release(job.slot)
+            with self._changed:
+                del self._jobs[number]
+                self._changed.notify_all()
 
     def _lost(self, number: int, err: Exception) -> ConnectionError:
-        reason = str(err).splitlines()[0][:200]
+        reason = (str(err) or type(err).__name__).splitlines()[0][:200]
         return ConnectionError(f"{self.session.peer} broke off before {self._handle(number)} was sent: {reason}")
+
+
+def _ranges(found: list[Part]) -> list[tuple[int, int]]:
+    """Where the parts lie, those beside each other as one."""
+    ranges: list[tuple[int, int]] = []
+    for part in found:
+        if ranges and part.start - ranges[-1][1] < ALIGNMENT:
+            ranges[-1] = ranges[-1][0], part.end
+        else:
+            ranges.append((part.start, part.end))
+    return ranges
 
 
 def _join(pair: dist.Store, session: Session, device: Any, config: NcclConfig) -> Channel:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import math
-from concurrent.futures import Executor
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from alpagym_runtime.transport.nccl.copiers import PIECE
 from alpagym_runtime.types import (
     Ended,
     Episode,
@@ -34,9 +35,6 @@ from alpagym_runtime.types import (
 VERSION = 1
 ALIGNMENT = 64
 """Bytes at whose multiples arrays begin, so that views of the buffer are aligned."""
-PIECE = 8 << 20
-"""Bytes that one thread copies at a time."""
-
 Bytes = NDArray[np.uint8]
 
 
@@ -49,6 +47,38 @@ class Message:
     size: int
 
 
+@dataclass(frozen=True)
+class Part:
+    """Bytes `start` to `end` of a buffer: what is copied where."""
+
+    start: int
+    end: int
+    copies: list[tuple[int, Bytes]]
+
+    def fill(self, buffer: Bytes) -> None:
+        """Copy into the buffer; numpy lets go of the interpreter while it copies."""
+        for at, data in self.copies:
+            np.copyto(buffer[at : at + len(data)], data)
+
+
+def parts(pieces: Iterable[tuple[int, Bytes]], longest: int = PIECE) -> list[Part]:
+    """Pieces in parts of at most so many bytes, in order; only padding lies between the pieces of a part."""
+    found: list[Part] = []
+    for at, data in pieces:
+        done = 0
+        while done < len(data):
+            here = at + done
+            last = found[-1] if found else None
+            if last is None or here - last.end >= ALIGNMENT or here - last.start >= longest:
+                last = Part(here, here, [])
+                found.append(last)
+            count = min(len(data) - done, last.start + longest - here)
+            last.copies.append((here, data[done : done + count]))
+            done += count
+            found[-1] = replace(last, end=here + count)
+    return found
+
+
 def pack(episode: Episode) -> Message:
     """The message of an episode; shares the episode's memory.
 
@@ -56,28 +86,8 @@ def pack(episode: Episode) -> Message:
         ValueError: an array holds objects other than text and None; names it.
 
     """
-    pieces: list[tuple[int, Bytes]] = []
-    size = 0
-
-    def place(data: Bytes) -> int:
-        nonlocal size
-        at = size
-        if len(data):
-            pieces.append((at, data))
-            size = -(-(at + len(data)) // ALIGNMENT) * ALIGNMENT
-        return at
-
-    def describe(name: str, value: Any) -> Any:
-        if isinstance(value, Ragged):
-            return {"ragged": [describe(name, value.values), describe(name, value.offsets)]}
-        if value.dtype.kind == "O":
-            texts = value.tolist()
-            if value.ndim != 1 or not all(text is None or isinstance(text, str) for text in texts):
-                raise ValueError(f"{name!r}: object arrays must be [rows] of text or None; messages hold data only")
-            return {"text": texts}
-        data, strides = _memory(value)
-        return {"type": value.dtype.str, "shape": value.shape, "strides": strides, "at": place(data)}
-
+    buffer = _Buffer()
+    place, describe = buffer.place, buffer.describe
     decisions = episode.decisions
     names = column_names(decisions) if decisions is not None else []
     arrays = {
@@ -109,27 +119,41 @@ def pack(episode: Episode) -> Message:
             for f in episode.frames
         ],
     }
-    header["size"] = size
-    return Message(json.dumps(header, default=_plain, separators=(",", ":")).encode(), pieces, size)
+    header["size"] = buffer.size
+    text = json.dumps(header, default=_plain, separators=(",", ":")).encode()
+    return Message(text, buffer.pieces, buffer.size)
 
 
-def copy_into(buffer: Bytes, message: Message, threads: Executor) -> None:
-    """Fill a buffer of at least `message.size` bytes."""
-    copy_pieces(((buffer[at : at + len(data)], data) for at, data in message.pieces), threads)
+class _Buffer:
+    """A buffer that grows by an episode's arrays; no copy of them.
 
-
-def copy_pieces(pairs: Any, threads: Executor) -> None:
-    """Copy the second of each pair of byte arrays to the first, large ones in parts side by side.
-
-    numpy lets go of the interpreter while it copies.
+    No functions inside `pack`: one that calls itself is a cycle, and an episode's memory would wait for the garbage
+    collector (43 page-locked arrays of 64 MB were lost to 200 episodes).
     """
-    parts = [
-        threads.submit(np.copyto, to[start : start + PIECE], data[start : start + PIECE])
-        for to, data in pairs
-        for start in range(0, len(data), PIECE)
-    ]
-    for part in parts:
-        part.result()
+
+    def __init__(self) -> None:
+        self.pieces: list[tuple[int, Bytes]] = []
+        self.size = 0
+
+    def place(self, data: Bytes) -> int:
+        """Where the bytes go."""
+        at = self.size
+        if len(data):
+            self.pieces.append((at, data))
+            self.size = -(-(at + len(data)) // ALIGNMENT) * ALIGNMENT
+        return at
+
+    def describe(self, name: str, value: Any) -> Any:
+        """What a header says of an array."""
+        if isinstance(value, Ragged):
+            return {"ragged": [self.describe(name, value.values), self.describe(name, value.offsets)]}
+        if value.dtype.kind == "O":
+            texts = value.tolist()
+            if value.ndim != 1 or not all(text is None or isinstance(text, str) for text in texts):
+                raise ValueError(f"{name!r}: object arrays must be [rows] of text or None; messages hold data only")
+            return {"text": texts}
+        data, strides = _memory(value)
+        return {"type": value.dtype.str, "shape": value.shape, "strides": strides, "at": self.place(data)}
 
 
 def unpack(header: bytes, buffer: Bytes) -> Episode:

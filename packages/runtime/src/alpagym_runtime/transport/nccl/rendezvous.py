@@ -1,7 +1,8 @@
-"""How the two ends find each other: a key-value store in the trainer's process; its address lies in the run directory.
+"""How the two ends find each other: the trainer's process listens, and its address lies in the run directory.
 
-The store's socket is bound to one address (loopback by default), which torch's own would not be. A session is one life
-of the receiving end, a link one life of a sending end; both are numbered anew when their process starts again.
+It listens twice on one address (loopback by default): for lines, and for the key-value store through which gloo and
+NCCL connect, whose socket torch itself would not bind to one address. A session is one life of the receiving end, a
+link one life of a sending end; both are numbered anew when their process starts again.
 """
 
 from __future__ import annotations
@@ -19,22 +20,45 @@ import torch.distributed as dist
 
 from alpagym_runtime.errors import CorruptFileError
 from alpagym_runtime.files import read_json, write_json
+from alpagym_runtime.transport.nccl.line import Line
 
 FILE = "nccl.json"
-FOREVER = timedelta(days=365)
 
 
 @dataclass(frozen=True)
 class Session:
-    """Where a receiving end listens, and which one it is."""
+    """Where a receiving end listens, and which one it is.
+
+    Attributes:
+        host: the address.
+        port: of the store.
+        line_port: where senders call.
+        token: names the session.
+        peer: the process, for messages.
+
+    """
 
     host: str
     port: int
+    line_port: int
     token: str
     peer: str
 
+    def call(self, timeout_s: float) -> Line:
+        """A line to the receiving end.
+
+        Raises:
+            ConnectionError: nobody listens there any more.
+
+        """
+        try:
+            connection = socket.create_connection((self.host, self.line_port), timeout_s)
+        except OSError as err:
+            raise ConnectionError(f"{self.peer} does not answer at {self.host}:{self.line_port}: {err}") from err
+        return Line(connection, timeout_s)
+
     def connect(self, timeout_s: float) -> dist.TCPStore:
-        """A connection of its own: a store that waits answers nobody else.
+        """A connection to the store, of its own: a store that waits answers nobody else.
 
         Raises:
             ConnectionError: nobody listens there any more.
@@ -52,34 +76,45 @@ def me() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
-def listen(folder: Path, host: str, port: int) -> tuple[Session, dist.TCPStore]:
+def listen(folder: Path, host: str, port: int) -> tuple[Session, dist.TCPStore, socket.socket]:
     """Open a session; its address replaces an older one in `folder`.
+
+    Args:
+        folder: of the transport.
+        host: the address to listen on.
+        port: of the store, and the next one that senders call; 0 takes two free ones.
 
     Raises:
         OSError: the address cannot be had; names it and the keys.
 
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-        except OSError as err:
-            raise OSError(
-                f"cannot listen on {host}:{port}: {err.strerror}; transport.port=0 takes a free one, "
-                f"transport.host=ADDRESS another address"
-            ) from err
-        listener.listen(1024)
+    with _listener(host, port) as listener:
+        lines = _listener(host, port + 1 if port else 0)
         port = listener.getsockname()[1]
         # The store takes the descriptor over.
         handle = os.dup(listener.fileno())
         store = dist.TCPStore(
             host, port, None, True, timedelta(seconds=60), wait_for_workers=False, master_listen_fd=handle
         )
-    session = Session(host, port, uuid4().hex[:16], f"trainer ({me()})")
+    session = Session(host, port, lines.getsockname()[1], uuid4().hex[:16], f"trainer ({me()})")
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / FILE, vars(session))
-    return session, store
+    return session, store, lines
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as err:
+        listener.close()
+        raise OSError(
+            f"cannot listen on {host}:{port}: {err.strerror}; transport.port=0 takes free ones, transport.host=ADDRESS "
+            f"another address"
+        ) from err
+    listener.listen(1024)
+    return listener
 
 
 def forget(folder: Path, session: Session) -> None:
@@ -89,8 +124,8 @@ def forget(folder: Path, session: Session) -> None:
             (folder / FILE).unlink()
 
 
-def find(folder: Path, timeout_s: float, not_this: str | None = None) -> tuple[Session, dist.TCPStore]:
-    """The session whose address lies in `folder`, and a connection to it; waits for one to open.
+def find(folder: Path, timeout_s: float, not_this: str | None = None) -> tuple[Session, Line]:
+    """The session whose address lies in `folder`, and a line to it; waits for one to open.
 
     Args:
         folder: of the transport.
@@ -107,7 +142,7 @@ def find(folder: Path, timeout_s: float, not_this: str | None = None) -> tuple[S
             session = Session(**read_json(folder / FILE))
             if session.token != not_this:
                 left = max(0.5, min(2.0, end - time.monotonic()))
-                return session, session.connect(left)
+                return session, session.call(left)
             why = "the trainer that was there is gone"
         except (FileNotFoundError, NotADirectoryError):
             pass
@@ -119,42 +154,6 @@ def find(folder: Path, timeout_s: float, not_this: str | None = None) -> tuple[S
                 f"transport.timeout_s"
             )
         time.sleep(0.05)
-
-
-def wait_for(store: dist.TCPStore, key: str, timeout_s: float | None) -> bool:
-    """Wait until a key is there; False at the time's end. None waits for ever.
-
-    Raises:
-        ConnectionError: the store is gone.
-
-    """
-    try:
-        store.wait([key], FOREVER if timeout_s is None else timedelta(seconds=max(timeout_s, 0.001)))
-    except dist.DistNetworkError as err:
-        raise ConnectionError(_short(err)) from err
-    except dist.DistStoreError:
-        return False
-    except RuntimeError as err:
-        raise ConnectionError(_short(err)) from err
-    return True
-
-
-def take(store: dist.TCPStore, key: str) -> bytes:
-    """The value of a key that is there; the key goes."""
-    try:
-        value = store.get(key)
-        store.delete_key(key)
-    except RuntimeError as err:
-        raise ConnectionError(_short(err)) from err
-    return bytes(value)
-
-
-def put(store: dist.TCPStore, key: str, value: bytes = b"1") -> None:
-    """Set a key."""
-    try:
-        store.set(key, value)  # type: ignore[arg-type]  # bytes are fine, whatever its stub says
-    except RuntimeError as err:
-        raise ConnectionError(_short(err)) from err
 
 
 def _short(err: Exception) -> str:
