@@ -199,6 +199,17 @@ def test_the_end_of_imitation_is_read_from_its_losses(losses, title):
     assert title in titles({}, [], rows)
 
 
+def test_a_cool_down_is_no_sign_that_imitation_goes_on():
+    # Validation stopped after the second of three epochs; in the cool-down the loss falls far below that.
+    losses, cooling = (1.0, 0.6, 0.7, 0.5, 0.4), (0.0, 0.0, 0.0, 1.0, 1.0)
+    rows = [
+        {"stage": "imitation", "validation_loss": loss, "cooling_down": cool}
+        for loss, cool in zip(losses, cooling, strict=True)
+    ]
+    (found,) = [sign for sign in signs({}, [], rows) if sign.title == "Imitation ended by validation"]
+    assert "lowest after epoch 2 of 3. In 2 more the rate fell to nothing; the last weights were kept." in found.text
+
+
 @pytest.mark.parametrize(
     ("last", "title"),
     [((-0.21, 1.34), "Reward rises, distance falls"), ((-0.30, 1.70), "Reward and distance do not improve together")],

@@ -286,7 +286,13 @@ def _imitation(rows: Sequence[Mapping[str, Any]]) -> Sign:
     losses = _values(rows, "validation_loss")
     best = int(np.argmin(losses))
     text = f"The loss on validation drives was lowest after epoch {best + 1} of {len(rows)}; those weights were kept."
-    if best < len(rows) - 1:
+    cool = sum(bool(row.get("cooling_down")) for row in rows)
+    if cool:
+        losses = losses[: len(rows) - cool]
+        best = int(np.argmin(losses))
+        kept = f"In {cool} more the rate fell to nothing; the last weights were kept."
+        text = f"The loss on validation drives was lowest after epoch {best + 1} of {len(losses)}. {kept}"
+    if best < len(losses) - 1:
         return Sign("good", "Imitation ended by validation", text)
     if best and losses[best] > 0.98 * losses[:best].min():
         return Sign("good", "Imitation has levelled off", text)

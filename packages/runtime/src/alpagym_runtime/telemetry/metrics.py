@@ -73,6 +73,7 @@ METRICS: dict[str, Metric] = {
     "validation_loss": Metric("loss on drives of validation scenes"),
     "validation_samples": Metric("decisions behind it"),
     "epochs_waited": Metric("epochs since the validation loss last fell"),
+    "cooling_down": Metric("1 in an epoch in which the rate falls to nothing, with cool_down"),
     # supervised fine-tuning
     "loss_trajectory": Metric("mean cross-entropy over trajectory tokens and their markers", "nat"),
     "loss_text": Metric("mean cross-entropy over the other labelled words", "nat"),

@@ -99,6 +99,7 @@ class SftTrainer:
                 numbers |= measured
             if config.cool_down_epochs:
                 cooling = run.stage_state.get("cooling")
+                numbers["cooling_down"] = float(cooling is not None)
                 if cooling is None and (stop or epoch + 1 >= config.epochs - config.cool_down_epochs):
                     run.stage_state["cooling"] = epoch + 1
                 stop = cooling is not None and epoch + 1 >= cooling + config.cool_down_epochs
