@@ -2,6 +2,7 @@ import io
 import os
 import signal
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -85,7 +86,10 @@ def test_evaluate_evaluates(start):
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138), (signal.SIGHUP, 129)]
 )
-def test_a_signal_stops_in_order_and_says_how_to_go_on(start, number, code):
+def test_a_signal_stops_in_order_and_says_how_to_go_on(start, number, code, request):
+    if signal.getsignal(number) is signal.SIG_IGN:  # these tests were started by nohup
+        request.addfinalizer(partial(signal.signal, number, signal.SIG_IGN))
+        signal.signal(number, signal.SIG_DFL)
     before = signal.getsignal(number)
     found, text, made = start(FakeRun((number,)))
     assert found == code

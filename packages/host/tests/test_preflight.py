@@ -174,6 +174,7 @@ def test_datasets_stores_and_checkpoints_that_are_not_there_are_named_together(t
 
 def test_an_unused_trainer_is_not_asked():
     assert found("trainer=cosmos", command="evaluate") == {}
+    assert found("trainer=cosmos", "transport=nccl", command="evaluate") == {}  # this process drives alone
 
 
 def test_a_suite_needs_an_alpasim_of_the_runs_own(good_tools, tmp_path):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -21,6 +22,8 @@ from alpagym_runtime.trainers.cosmos.journal import Journal
 from alpagym_runtime.trainers.cosmos.monitor import Seen, signs
 from alpagym_runtime.trainers.cosmos.nodes import DOWN, OVER, RUNS, Call, call, called, other_options, take_part
 from alpagym_runtime.trainers.cosmos.supervisor import Job, JobError, newest_checkpoint
+from alpagym_runtime.trainers.run import Run
+from alpagym_runtime.transport.memory import MemoryTransport
 
 WORKER = """
 import sys, time
@@ -110,6 +113,23 @@ def test_a_job_that_makes_its_steps_ends_well_and_leaves_nothing(tools, tmp_path
     assert watch(job, run) == 3
     assert ours(run) == []
     assert not (run / "cosmos" / "mail").exists()
+
+
+def test_a_start_forgets_the_redis_of_one_that_was_killed_whole(tools, tmp_path):
+    """Its number would say that the new Redis has read its file, which would be removed too early."""
+    job, run = job_of(tmp_path, THREE_STEPS)
+    (run / "cosmos" / "redis.pid").write_text("4194304\n")  # above the largest number that a process has
+    assert watch(job, run) == 3
+    assert not (run / "cosmos" / "redis.pid").exists()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_finished_jobs_own_workers_and_process_meet_at_one_transport(tmp_path, workers):
+    config = configure({})
+    (tmp_path / "config.yaml").touch()  # from which workers would start
+    transport = Run(replace(config, rollout=replace(config.rollout, workers=workers)), tmp_path).transport
+    assert isinstance(transport, MemoryTransport) is (workers == 0)
+    transport.close()
 
 
 def test_workers_that_never_come_end_the_job(tools, tmp_path):

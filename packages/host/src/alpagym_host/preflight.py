@@ -84,7 +84,7 @@ def describe(problems: Sequence[Problem], width: int = 100) -> str:
 def _plugins(config: RunConfig, command: str) -> Iterator[tuple[str, Any]]:
     yield "policy", config.policy.config
     yield "simulator", config.simulator.config
-    if command != "train" or config.trainer.type != "cosmos":  # which looks at it itself: its workers are the ends
+    if config.trainer.type != "cosmos" or config.has_workers:  # the trainer looks at it: its own workers are the ends
         yield "transport", config.transport.config
     if command == "train":
         yield "trainer", config.trainer.config

@@ -557,3 +557,20 @@ def test_building_without_torch_says_what_to_install():
     assert done.stderr.splitlines()[-1].endswith(
         "ConfigError: policy: policy 'waypoint' needs the module 'torch': pip install 'alpagym-waypoint[torch]'"
     )
+
+
+def test_weights_are_spread_from_the_inside_out():
+    """A value network lies in the root as a whole and has lists of its own: those come first."""
+    program = """
+import os
+from types import SimpleNamespace
+os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+import torch
+from alpagym_runtime.trainers.learner import spread
+from alpagym_waypoint.config import WaypointConfig
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+module = spread(WaypointConfig(cameras=["front"], value_head=True).build().module, SimpleNamespace(size=1))
+print(sum(hasattr(p, "full_tensor") for p in module.parameters()) == len(list(module.parameters())))
+"""
+    made = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert made.stdout.strip() == "True", made.stderr

@@ -68,7 +68,7 @@ def _train_with_cosmos(config: RunConfig, directory: Path, rank: int, console: C
             nodes.call(directory, nodes.Call(nodes.job_start(), 0, nodes.OVER))
     # The first node asks the job to stop. It also hears of a preemption, and says when it is over.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, lambda *_: None)  # unlike SIG_IGN not passed on to what is started
     return nodes.take_part(config, directory, rank)
 
 

@@ -77,7 +77,10 @@ def _mark(config: RunConfig) -> Path | None:
     if folder is None or pictures is None:
         return None
     # A kernel's signature hardly depends on the config, but pictures are drawn for those who look only.
-    return pictures / f"with-{folder.name}" if config.policy.config.spec().cameras else folder / "compiled"
+    if not config.policy.config.spec().cameras:
+        return folder / "compiled"
+    coded = config.simulator.config.cameras.encoding == "jpeg95"
+    return pictures / f"with-{folder.name}{'-jpeg95' if coded else ''}"
 
 
 def _children_cpu_s() -> float:

@@ -333,12 +333,12 @@ class ToySimulator:
             dynamics[:, 3] = (now[:, 3] - previous[:, 3]) / seconds
             dynamics[:, 6] = wrap_angle(now[:, 2] - previous[:, 2]) / seconds
             out["ego_dynamics_rig"] = dynamics
-        if "route_rig" in spec.fields:
+        if "route_rig" in {*spec.fields, *spec.optional}:
             x = pose[:, :1] + np.arange(spec.route_points) * ROUTE_SPACING_M
             mask = x <= ROAD_END_M
             ahead = np.stack([np.minimum(x, ROAD_END_M), np.zeros_like(x)], axis=-1)
             out["route_rig"], out["route_mask"] = local_to_rig(ahead, pose[:, None]).astype(np.float32), mask
-        if "actors_rig" in spec.fields:
+        if "actors_rig" in {*spec.fields, *spec.optional}:
             actors = np.zeros((len(rows), spec.actors, 9), np.float32)
             actors[:, 0, :2] = local_to_rig(self._car[rows], pose)
             actors[:, 0, 2] = wrap_angle(-pose[:, 2])

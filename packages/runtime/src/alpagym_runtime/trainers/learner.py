@@ -93,7 +93,9 @@ def spread(module: nn.Module, team: Team) -> nn.Module:
     entries: tuple[str, ...] = getattr(module, "spread_entries", ())
     if not entries:
         blocks += [part for part in module.children() if not isinstance(part, nn.ModuleList)]
-    for block in reversed(blocks):
+    chosen = {id(block) for block in blocks}
+    # What is inside comes first: a root's own part may hold lists.
+    for block in reversed([part for part in module.modules() if id(part) in chosen]):
         if any(True for _ in block.parameters()):
             fully_shard(block, mesh=mesh)
     fully_shard(module, mesh=mesh)

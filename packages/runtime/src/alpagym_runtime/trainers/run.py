@@ -98,8 +98,8 @@ class Run:
         _refuse_links(directory)
         if self._writes:
             remove_partials(directory)
-        # Cosmos-RL's workers have ends of their own; what this process drives, it drives alone.
-        alone = config.trainer.type == "cosmos"
+        # Cosmos-RL's workers have ends of their own; what this process drives without workers, it drives alone.
+        alone = config.trainer.type == "cosmos" and not config.has_workers
         self.transport: Transport = MemoryTransport() if alone else build_transport(config, "trainer", directory)
         self._cores = Cores(config, config.rollout.slots, directory)
         self.pool: WorkerPool | None = None

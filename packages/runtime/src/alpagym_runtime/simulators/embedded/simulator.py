@@ -125,8 +125,8 @@ class EmbeddedSimulator:
         # Close together, so that many slots fit the processor's cache.
         self._slots = state.make_slots(slots, 128, policy_spec.plan_steps, *kind, actors=40)
         delay_ticks = -(-config.planner_delay_us // config.control_period_us)
-        self._route_points = policy_spec.route_points if "route_rig" in policy_spec.fields else 0
         self._fields = {*policy_spec.fields, *policy_spec.optional}
+        self._route_points = policy_spec.route_points if "route_rig" in self._fields else 0
         self._actors = policy_spec.actors if "actors_rig" in self._fields else 0
         self._delay = PlanDelay(slots, delay_ticks, policy_spec.plan_steps) if delay_ticks else None
         self._requests: list[EpisodeRequest | None] = [None] * slots
@@ -481,7 +481,7 @@ class EmbeddedSimulator:
         self, time_us: NDArray[np.int64], ego: tuple, route: tuple, actors: tuple, well: NDArray[np.bool_]
     ) -> Observation:
         fields = {"ego_history_rig": ego[0], "ego_history_mask": ego[1], "ego_dynamics_rig": ego[2]}
-        if "route_rig" in self._policy.fields:
+        if "route_rig" in self._fields:
             fields |= {"route_rig": route[0], "route_mask": route[1]}
         if "actors_rig" in self._fields:
             fields |= {"actors_rig": actors[0], "actors_mask": actors[1]}

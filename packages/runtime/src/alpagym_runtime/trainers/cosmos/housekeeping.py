@@ -119,6 +119,7 @@ def keep_to_this_machine(directory: Path) -> None:
     folder = directory / FOLDER
 
     def write_redis_config(port: int, logfile: str, *args: Any, **options: Any) -> str:
+        (folder / REDIS_PID).unlink(missing_ok=True)  # an earlier one's would say that this one has read its file
         path: str = plain(port, str(folder / "redis.log"), *args, **options)
         text = Path(path).read_text()
         Path(path).write_text(redis_text(text, folder, secret, everywhere))

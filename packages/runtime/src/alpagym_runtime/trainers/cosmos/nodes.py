@@ -116,8 +116,9 @@ def take_part(
                 log = directory / FOLDER / f"launcher-{index}.log"
                 launcher = children.start("cosmos", argv, log=log, environment=surroundings)
             elif launcher is not None and launcher.code not in (None, 0):
-                why = f"Cosmos-RL's launcher on node {index} ended with code {launcher.code}; see {launcher.log}"
-                Presence(directory, "node").failed(why)
+                if called(directory) == told:  # else it ended because the job is down
+                    why = f"Cosmos-RL's launcher on node {index} ended with code {launcher.code}; see {launcher.log}"
+                    Presence(directory, "node").failed(why)
                 launcher = None
             time.sleep(_LOOK_S)
     finally:

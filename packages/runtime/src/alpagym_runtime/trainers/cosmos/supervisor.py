@@ -76,6 +76,7 @@ class Job:
             raise ConfigError(
                 "Cosmos-RL starts a Redis, and redis-server is not on PATH: apt-get install redis-server", key="trainer"
             )
+        end_redis(self._folder)  # of a start that was killed together with all who would have ended it
         self._journal.clear_workers()
         write_config(self._config, self._directory, resume)
         self._logs.skip()

@@ -62,7 +62,7 @@ class SftTrainer:
         watch = None
         if validation is not None:
             watch = EarlyStop(policy, *validation, config.patience, config.batch, run.stage_state, team)
-        kept = None if watch is None else watch.best
+        kept = None if watch is None or config.cool_down_epochs else watch.best
         first = run.begin_stage(STAGE, config.epochs, "epochs", optimiser, kept)
         # Rows of the whole team in order: this process's are those from `begin` on.
         sizes = team.gather(len(target))

@@ -45,6 +45,7 @@ class Line:
             with self._lock:
                 self._socket.sendall(data)
         except OSError as err:
+            self.hang_up()  # half a frame may have gone
             raise ConnectionError(f"the connection ended: {err}") from err
 
     def hear(self, timeout_s: float | None = None, longest: int = 1 << 30) -> tuple[bytes, int, bytes]:
