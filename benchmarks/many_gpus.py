@@ -393,7 +393,7 @@ def model_process(options: argparse.Namespace) -> None:
         )
     team.leave()
     sys.stdout.flush()
-    os._exit(0)
+    os._exit(0)  # a thread of gloo's may abort an interpreter that takes itself down (alpagym_host/launch/torchrun.py)
 
 
 def model(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
