@@ -161,6 +161,23 @@ def test_two_rollouts_and_two_policies(tmp_path):
     assert all(worker.episodes > 0 for worker in workers)
 
 
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_roles_of_their_own_on_the_same_gpus(tmp_path, gpus):
+    run = tmp_path / "run"
+    shared = ("cosmos.mode=colocated_separated", f"cosmos.policy.parallelism.dp_shard_size={gpus}")
+    train(run, *shared, f"cosmos.rollout.parallelism.n_init_replicas={gpus}")
+    rows = has_ended_well(run)
+    workers = Journal(run).workers().values()
+    assert len({worker.process.pid for worker in workers}) == 2 * gpus
+    # As many GPUs as the policy has, for both.
+    assert f"Detected {gpus} GPUs" in (run / "cosmos" / "launcher.log").read_text()
+    # The next step was driven while one trained.
+    assert max(row["staleness_max"] for row in rows) == 1.0
+    assert list((run / "cosmos" / "windows").iterdir()) == []
+    first, last = load_weights(run / "cosmos" / "initial.safetensors"), load_weights(run)
+    assert any(not torch.equal(first[name], last[name]) for name in first)
+
+
 def test_a_policy_that_is_spread_over_two_gpus_heals_too(tmp_path):
     run = tmp_path / "run"
     words = ("cosmos.policy.parallelism.dp_shard_size=2", "cosmos.restarts=1", "cosmos.train.max_num_steps=9")

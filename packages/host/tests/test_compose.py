@@ -81,7 +81,12 @@ def test_every_preset_composes_validates_and_renders(choice, tmp_path):
 
 def test_the_groups_that_users_know_have_their_presets():
     wanted = {
-        *("topology=local_cpu", "topology=local_colocated_1gpu", "topology=local_disaggregated_2gpu"),
+        *(
+            "topology=local_cpu",
+            "topology=local_colocated_1gpu",
+            "topology=local_colocated_separated_1gpu",
+            "topology=local_disaggregated_2gpu",
+        ),
         *("topology=slurm_full_node_1_3_4", "deploy=local", "deploy=slurm", "transport=disk", "trainer=cosmos"),
         *("reward=progress_safety", "reward=metrics", "reward=distance_to_gt", "logging=wandb"),
         *("policy=alpamayo_1", "policy=alpamayo_1_5", "experiment=alpamayo_1_5_local_2gpu_smoke"),

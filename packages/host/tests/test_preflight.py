@@ -155,6 +155,17 @@ def test_colocated_roles_need_equal_shares():
     assert "both need the same parallelism" in problem["cosmos.rollout.parallelism"].message
 
 
+def test_roles_of_their_own_on_one_gpu_share_its_memory(good_tools):
+    shared = "topology=local_colocated_separated_1gpu"
+    # As in disaggregated mode 3.4 and 1.0 MB, but on one GPU.
+    assert compose([*SMOKE, shared]).cosmos.gpu_bytes(200_000, 50_000) == (4_400_000, 1_000_000)
+    words = ("trainer=cosmos", "rollout.group_size=8", "cosmos.train.train_batch_per_replica=8", shared)
+    assert set(found(*words, "topology.gpus_per_node=1")) <= {"trainer"}
+    assert "memory" in found(*words, "transport=nccl")["transport"].remedy
+    several = found(*words, "deploy=slurm", "deploy.slurm.partition=gpu", "topology.train_nodes=2")
+    assert "GPUs of their own" in several["cosmos.mode"].message
+
+
 def test_pictures_that_memory_cannot_hold_say_how_many_groups_it_can(monkeypatch):
     monkeypatch.setattr(Machine, "memory_bytes", 10_000_000_000)
     words = ("policy=alpamayo_tiny", "policy.cameras=[front_wide_120fov]", "policy.height=320", "policy.width=576")

@@ -312,9 +312,9 @@ def _slurm(config: RunConfig, command: str, machine: Machine) -> Iterator[Proble
             why = "is not set here, so the job would not have it"
             yield Problem(f"deploy.slurm.export_env[{i}]", name, why, f"export {name}=…, or take the name out")
     if config.trainer.type == "cosmos" and topology.train_nodes > 1:
-        if config.cosmos.mode == "colocated":
+        if config.cosmos.mode != "disaggregated":
             why = "on several nodes policy and rollouts have GPUs of their own"
-            yield Problem("cosmos.mode", "colocated", why, "topology=slurm_…, or topology.train_nodes=1")
+            yield Problem("cosmos.mode", config.cosmos.mode, why, "topology=slurm_…, or topology.train_nodes=1")
         if config.transport.type == "nccl":
             why = "the policy listens on an address that is known when its node is"
             yield Problem("transport", "nccl", f"on several nodes: {why}", "transport=disk")

@@ -72,7 +72,7 @@ def environment(config: RunConfig, directory: Path, start: int = 1, first: bool 
     if is_spread(config):
         extra[EVERYWHERE] = "1"
     if cosmos.device == "cpu":
-        count = cosmos.policy.parallelism.gpus + cosmos.rollout.parallelism.gpus
+        count = sum(cosmos.gpus.values())
         if is_spread(config):
             count = config.topology.gpus_per_node
         shown = next(n for n in (1, 2, 4, 8, count) if n >= count)

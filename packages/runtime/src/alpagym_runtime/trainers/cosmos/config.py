@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 VERSION = "0.4.7"
 INSTALL = "uv sync --all-packages --extra cosmos"
-MODES = ("colocated", "disaggregated")
+MODES = ("colocated", "colocated_separated", "disaggregated")
 _MOST_IN_FLIGHT = 1024  # of transport.in_flight
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -206,7 +206,8 @@ class CosmosSection:
     """Cosmos-RL's topology and training parameters; read by `trainer=cosmos` only.
 
     Attributes:
-        mode: colocated (policy and rollout take turns on the same GPUs) | disaggregated (GPUs of their own).
+        mode: colocated (policy and rollout are one process and take turns) | colocated_separated (a process each, on
+            the same GPUs) | disaggregated (GPUs of their own).
         device: cuda | cpu (the real Cosmos-RL with a stand-in for CUDA and NCCL, to try a run; slow).
         controller_port: of its controller; the next free one from here on, and exactly this one where a job has
             several nodes.
@@ -242,18 +243,26 @@ class CosmosSection:
         """Episodes of one training step, over all policy replicas."""
         return self.train.train_batch_per_replica * self.policy.parallelism.n_init_replicas
 
+    @property
+    def gpus(self) -> dict[str, int]:
+        """GPUs of each role."""
+        policy, rollout = self.policy.parallelism.gpus, self.rollout.parallelism.gpus
+        if self.mode == "disaggregated":
+            return {"policy": policy, "rollout": rollout}
+        return {"policy and rollout": max(policy, rollout)}
+
     def gpu_bytes(self, trainable: int, frozen: int) -> tuple[int, int]:
         """Least memory of one policy GPU and of one rollout GPU, bytes, for so many parameters.
 
         A trainable parameter of a policy is there four times in master_dtype (weight, gradient, the two moments of
         Adam), a frozen one once; both are divided by the GPUs of a replica, and where those are several each holds
-        every parameter besides, for the rollouts. A rollout holds every parameter once in master_dtype. Activations and
-        pictures come on top.
+        every parameter besides, for the rollouts. A rollout holds every parameter once in master_dtype, and with
+        mode=colocated_separated it is on a policy's GPU. Activations and pictures come on top.
         """
         size, gpus = _BYTES[self.train.master_dtype], self.policy.parallelism.gpus_per_replica
         policy = (4 * trainable + frozen) * size // gpus + (trainable + frozen) * size * (gpus > 1)
         rollout = (trainable + frozen) * size // self.rollout.parallelism.gpus_per_replica
-        return policy, rollout
+        return policy + rollout * (self.mode == "colocated_separated"), rollout
 
 
 @dataclass
@@ -286,13 +295,7 @@ class CosmosTrainerConfig:
 
     def gpus(self, config: RunConfig) -> dict[str, int]:
         """GPUs of each role; none where the stand-in for CUDA is used (cosmos.device=cpu)."""
-        cosmos = config.cosmos
-        policy, rollout = cosmos.policy.parallelism.gpus, cosmos.rollout.parallelism.gpus
-        if config.cosmos.device == "cpu":
-            return {}
-        if cosmos.mode == "colocated":
-            return {"policy and rollout": policy}
-        return {"policy": policy, "rollout": rollout}
+        return {} if config.cosmos.device == "cpu" else config.cosmos.gpus
 
     def preflight(self, config: RunConfig, machine: Machine) -> Iterator[Problem]:
         """Batches that do not divide, roles that do not fit each other, and what is not installed."""
@@ -400,8 +403,8 @@ def _carries(config: RunConfig) -> Iterator[Problem]:
         yield Problem("transport", kind, why, "transport=disk")
     if kind != "nccl":
         return
-    if cosmos.mode == "colocated":
-        why = "colocated roles are one process on one GPU, and NCCL connects two"
+    if cosmos.mode != "disaggregated":
+        why = "colocated roles are on one GPU, and NCCL connects two"
         yield Problem("transport", kind, why, "transport=memory, or cosmos.mode=disaggregated")
     for name, role in (("policy", cosmos.policy), ("rollout", cosmos.rollout)):
         if role.parallelism.n_init_replicas > 1:

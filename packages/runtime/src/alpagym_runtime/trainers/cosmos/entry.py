@@ -46,6 +46,10 @@ def main() -> None:
             weights_first.hold_episodes_while_sending(transport, directory)  # type: ignore[arg-type]  # it receives
         elif role == "Rollout":
             weights_first.tell_when_ready(directory)
+    if config.cosmos.mode == "colocated_separated" and role != "Controller":
+        from alpagym_runtime.trainers.cosmos.shared_gpu import pass_weights_within_the_gpu
+
+        pass_weights_within_the_gpu()
     packer = Packer(transport)
     prompts = Prompts.read(config, directory)
     play(

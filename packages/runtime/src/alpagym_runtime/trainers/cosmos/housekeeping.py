@@ -112,8 +112,8 @@ def keep_to_this_machine(directory: Path) -> None:
 
     everywhere = os.environ.get(EVERYWHERE) == "1"
     if not everywhere:
-        _replace(network_util, "bind_available_port", _bind_loopback)
-        _replace(network_util, "get_eth_ips", lambda: [LOOPBACK])
+        replace_everywhere(network_util, "bind_available_port", _bind_loopback)
+        replace_everywhere(network_util, "get_eth_ips", lambda: [LOOPBACK])
     secret = os.environ.get(SECRET)
     plain = network_util.write_redis_config
     folder = directory / FOLDER
@@ -126,7 +126,7 @@ def keep_to_this_machine(directory: Path) -> None:
         threading.Thread(target=_remove_read, args=(Path(path), folder), daemon=True).start()
         return path
 
-    _replace(network_util, "write_redis_config", write_redis_config)
+    replace_everywhere(network_util, "write_redis_config", write_redis_config)
     if secret:
         os.environ["REDISCLI_AUTH"] = secret  # for the controller's own redis-cli
         client = _need(redis_stream, "redis").Redis
@@ -220,7 +220,7 @@ def _need(owner: Any, name: str) -> Any:
     return getattr(owner, name)
 
 
-def _replace(module: ModuleType, name: str, by: Any) -> None:
+def replace_everywhere(module: ModuleType, name: str, by: Any) -> None:
     """Replace a function, also where it was imported by name already."""
     old = _need(module, name)
     for other in list(sys.modules.values()):
