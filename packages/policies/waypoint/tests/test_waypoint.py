@@ -204,7 +204,7 @@ def test_another_temperature_is_another_density(policy):
 # ---------------------------------------------------------------- forwards
 
 
-@pytest.mark.parametrize(("count", "rows"), [(0, 8), (1, 8), (8, 8), (9, 16), (16, 16), (17, 32), (257, 512)])
+@pytest.mark.parametrize(("count", "rows"), [(0, 16), (1, 16), (16, 16), (17, 32), (32, 32), (33, 64), (257, 512)])
 def test_forwards_are_padded_to_buckets(count, rows):
     assert bucket(count) == rows
 
@@ -257,8 +257,8 @@ def test_a_seed_gives_the_weights_and_leaves_the_global_generator_alone():
 # ---------------------------------------------------------------- cameras
 
 
-def camera_policy(**options):
-    return WaypointConfig(**({"cameras": ["front"]} | SMALL_CAMERA | options)).build()
+def camera_policy(device="cpu", **options):
+    return WaypointConfig(**({"cameras": ["front"]} | SMALL_CAMERA | options)).build(device)
 
 
 def test_with_a_camera_it_reads_pictures_and_no_road_users():
@@ -299,8 +299,11 @@ def test_the_first_layer_is_a_convolution_over_the_channels_of_all_frames():
     torch.testing.assert_close(seen[0], wanted, atol=1e-4, rtol=1e-4)
 
 
-def test_a_row_has_the_same_bits_in_every_bucket():
-    policy = camera_policy()
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_row_has_the_same_bits_in_every_bucket(device):
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    policy = camera_policy(device=device)
     observation = observe(policy, 300)
     whole = policy.act(observation, seeds(300), Sampling())
     for count in (1, 7, 8, 17, 100, 256):

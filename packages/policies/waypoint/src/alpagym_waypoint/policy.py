@@ -187,12 +187,23 @@ class WaypointPolicy:
         count = len(inputs[0])
         parts = []
         for start in range(0, count, LARGEST_FORWARD):
-            rows = [padded(array[start : start + LARGEST_FORWARD]) for array in inputs]
+            rows = [self._filled(array[start : start + LARGEST_FORWARD]) for array in inputs]
             with torch.no_grad():
-                knots = self.module(*(torch.from_numpy(array).to(self.device) for array in rows))
+                knots = self.module(*rows)
                 parts.append(torch.cat([knots, knots @ self._group], dim=1)[: count - start].cpu().numpy())
         both = np.concatenate(parts) if parts else np.zeros((0, 20), np.float32)
         return both[:, :16], both[:, 16:]
+
+    def _filled(self, rows: NDArray[Any]) -> Tensor:
+        """Rows followed by zeros, so that the bits of a row do not depend on how many there are.
+
+        A GPU's libraries choose their kernels by the number of rows: there it is always the same, and zeros are added
+        where they cost nothing.
+        """
+        if self.device.type == "cpu":
+            return torch.from_numpy(padded(rows))
+        found = torch.from_numpy(rows).to(self.device)
+        return torch.cat([found, found.new_zeros(LARGEST_FORWARD - len(rows), *found.shape[1:])])
 
     def _log_prob(self, action: Tensor, means: Tensor, sampling: Sampling) -> Tensor:
         """[N,1] Gaussian log-density of actions around means, with the sampling's temperature."""

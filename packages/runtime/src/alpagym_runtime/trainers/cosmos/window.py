@@ -219,9 +219,8 @@ def _open(about: dict[str, Any], device: torch.device, size: int) -> Tensor:
         with Path(f"/proc/{int(about['process'])}/fd/{int(about['file'])}").open("r+b") as file:
             return _mapped(file.fileno(), size)
     handle, counter, event = (base64.b64decode(about[name]) for name in ("handle", "counter", "event"))
-    torch.cuda.set_device(device)
     storage = torch.UntypedStorage._new_shared_cuda(
-        torch.cuda.current_device(),
+        torch.cuda.current_device() if device.index is None else device.index,
         handle,
         int(about["length"]),
         int(about["offset"]),
