@@ -197,11 +197,12 @@ def test_a_policy_that_is_spread_over_two_gpus_heals_too(tmp_path):
     assert max(sizes) < 0.75 * whole
 
 
-def test_drives_through_the_nccl_transport_wait_for_weights(tmp_path):
+@pytest.mark.parametrize("mode", ["disaggregated", "colocated_separated"])
+def test_drives_through_the_nccl_transport_wait_for_weights(tmp_path, mode):
     run = tmp_path / "run"
     # Few buffers and many drives: without turns, policy and rollout would wait for each other at a weight sync.
     words = ("transport=nccl", "transport.backend=gloo", "cosmos.rollout.prefetch_rollout=true")
-    train(run, *words)
+    train(run, *words, f"cosmos.mode={mode}")
     rows = has_ended_well(run)
     assert all(row["episodes_trained"] == 8.0 for row in rows)
     assert list((run / "cosmos" / "ready").iterdir()) == []

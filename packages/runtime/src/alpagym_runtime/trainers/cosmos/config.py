@@ -403,9 +403,9 @@ def _carries(config: RunConfig) -> Iterator[Problem]:
         yield Problem("transport", kind, why, "transport=disk")
     if kind != "nccl":
         return
-    if cosmos.mode != "disaggregated":
-        why = "colocated roles are on one GPU, and NCCL connects two"
-        yield Problem("transport", kind, why, "transport=memory, or cosmos.mode=disaggregated")
+    if cosmos.mode == "colocated":
+        why = "colocated roles are one process, and NCCL connects two"
+        yield Problem("transport", kind, why, "transport=memory, or another cosmos.mode")
     for name, role in (("policy", cosmos.policy), ("rollout", cosmos.rollout)):
         if role.parallelism.n_init_replicas > 1:
             why = (
@@ -419,8 +419,9 @@ def _carries(config: RunConfig) -> Iterator[Problem]:
         why = "transport=nccl: a rollout does not know which GPU of the policy will train on a drive"
         yield Problem("cosmos.policy.parallelism.dp_shard_size", shards, why, "transport=disk")
     backend = getattr(config.transport.config, "backend", "nccl")
-    if cosmos.device == "cpu" and backend == "nccl":
-        yield Problem("transport.backend", backend, "cosmos.device=cpu has no GPU", "transport.backend=gloo")
+    if backend == "nccl" and (cosmos.device == "cpu" or cosmos.mode == "colocated_separated"):
+        why = "cosmos.device=cpu has no GPU" if cosmos.device == "cpu" else "NCCL takes no GPU twice"
+        yield Problem("transport.backend", backend, why, "transport.backend=gloo")
     if (count := episodes_under_way(config)) > _MOST_IN_FLIGHT:
         why = (
             f"transport=nccl has room for {_MOST_IN_FLIGHT} episodes on their way; the steps that may be ahead and a "
