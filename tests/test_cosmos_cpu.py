@@ -31,7 +31,8 @@ from alpagym_runtime.trainers.cosmos.supervisor import newest_checkpoint
 pytestmark = [pytest.mark.cosmos_cpu, pytest.mark.timeout(1800)]
 
 WORDS = (
-    *("simulator=toy", "policy=waypoint_actors", "policy.hidden=16", "policy.actors=1", "trainer=cosmos"),
+    *("simulator=toy", "policy=waypoint_actors", "policy.hidden=16", "policy.actors=1"),
+    *("trainer.type=cosmos", "trainer.warm_start=null"),
     *("dataset.train_scenes=12", "dataset.val_scenes=2", "dataset.test_scenes=2", "expected_valid_steps=10"),
     *("rollout.slots=16", "rollout.group_size=4", "evaluation.videos=false", "evaluation.references=false"),
     *("evaluation.bootstrap=100", "evaluation.every_updates=0", "checkpoint.every_updates=3", "logging=console"),

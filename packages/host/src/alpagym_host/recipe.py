@@ -76,7 +76,8 @@ def words_of(table: Mapping[str, Any], reward: str, data: str) -> tuple[list[str
 
     """
     policy = "alpamayo_1" if os.environ.get("ALPAMAYO_VERSION") == "1" else "alpamayo_1_5"
-    words = ["trainer=cosmos", "simulator=pai", "dataset=pai", f"policy={policy}", f"reward={reward}", "transport=disk"]
+    words = ["trainer.type=cosmos", "trainer.warm_start=null"]  # what the TOML leaves out has Cosmos-RL's own defaults
+    words += ["simulator=pai", "dataset=pai", f"policy={policy}", f"reward={reward}", "transport=disk"]
     words += [f"dataset.path={_word(data)}", f"dataset.clip_index={_CLIPS[reward]}"]
     words += ["dataset.reasoning=reasoning/ood_reasoning.parquet"] if reward == "pai_joint" else []
     notes = []
