@@ -236,6 +236,10 @@ def test_a_stopped_run_goes_on_where_it_stood(tmp_path):
     assert process.wait() == 128 + signal.SIGTERM
     assert left_behind(run) == []
     assert newest_checkpoint(run) >= 3
+    # A worker was killed while it kept step 9: Cosmos-RL would refuse to write over that.
+    torn = run / "cosmos" / "run" / "checkpoints" / "step_9" / "policy"
+    torn.mkdir(parents=True)
+    (torn / "model_rank_0.pth").write_bytes(b"half")
     again = [sys.executable, "-m", "alpagym_host.cli", "resume", str(run)]
     done = subprocess.run(again, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
