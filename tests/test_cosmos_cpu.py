@@ -31,7 +31,8 @@ from alpagym_runtime.trainers.cosmos.supervisor import newest_checkpoint
 pytestmark = [pytest.mark.cosmos_cpu, pytest.mark.timeout(1800)]
 
 WORDS = (
-    *("simulator=toy", "policy=waypoint_actors", "policy.hidden=16", "policy.actors=1", "trainer=cosmos"),
+    *("simulator=toy", "policy=waypoint_actors", "policy.hidden=16", "policy.actors=1"),
+    *("trainer.type=cosmos", "trainer.warm_start=null"),
     *("dataset.train_scenes=12", "dataset.val_scenes=2", "dataset.test_scenes=2", "expected_valid_steps=10"),
     *("rollout.slots=16", "rollout.group_size=4", "evaluation.videos=false", "evaluation.references=false"),
     *("evaluation.bootstrap=100", "evaluation.every_updates=0", "checkpoint.every_updates=3", "logging=console"),
@@ -253,6 +254,10 @@ def test_a_stopped_run_goes_on_where_it_stood(tmp_path):
     assert process.wait() == 128 + signal.SIGTERM
     assert left_behind(run) == []
     assert newest_checkpoint(run) >= 3
+    # A worker was killed while it kept step 9: Cosmos-RL would refuse to write over that.
+    torn = run / "cosmos" / "run" / "checkpoints" / "step_9" / "policy"
+    torn.mkdir(parents=True)
+    (torn / "model_rank_0.pth").write_bytes(b"half")
     again = [sys.executable, "-m", "alpagym_host.cli", "resume", str(run)]
     done = subprocess.run(again, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]

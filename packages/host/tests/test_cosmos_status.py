@@ -14,7 +14,7 @@ from alpagym_host.report.page import page
 from alpagym_host.report.run_data import load_run
 from alpagym_runtime.trainers.cosmos.journal import Journal, Presence, Step
 
-WORDS = ("trainer=cosmos", "rollout.group_size=8", "cosmos.train.train_batch_per_replica=48", "run.name=job")
+WORDS = ("trainer.type=cosmos", "rollout.group_size=8", "cosmos.train.train_batch_per_replica=48", "run.name=job")
 
 
 @pytest.fixture

@@ -383,7 +383,7 @@ def test_closed_loop_training_is_planned_for_80_gb(good_tools, tmp_path):
 
 
 def test_cosmos_carries_episodes_through_nccl_between_two_workers(good_tools):
-    words = ("trainer=cosmos", "rollout.group_size=8", "cosmos.train.train_batch_per_replica=16", "transport=nccl")
+    words = ("trainer.type=cosmos", "rollout.group_size=8", "cosmos.train.train_batch_per_replica=16", "transport=nccl")
     gpus = ("topology.gpus_per_node=2",)
     assert set(found(*words, *gpus)) <= {"trainer"}  # the extra may be missing
     # No two GPUs, no NCCL.
@@ -398,7 +398,7 @@ def test_cosmos_carries_episodes_through_nccl_between_two_workers(good_tools):
 
 
 def test_cosmos_names_what_its_workers_cannot_do(good_tools):
-    words = ("trainer=cosmos", "rollout.group_size=8", "cosmos.device=cpu")
+    words = ("trainer.type=cosmos", "rollout.group_size=8", "cosmos.device=cpu")
     assert set(found(*words)) <= {"trainer"}  # the extra may be missing
     assert found(*words, "transport=shared_memory")["transport"].remedy == "transport=disk"
     key = "cosmos.rollout.parallelism.dp_shard_size"

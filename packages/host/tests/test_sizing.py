@@ -7,7 +7,7 @@ import pytest
 from alpagym_host.compose import compose
 from alpagym_host.sizing import PartTimes, main, simulate
 
-BASE = ("trainer=cosmos", "rollout.group_size=4", "cosmos.train.train_batch_per_replica=8")
+BASE = ("trainer.type=cosmos", "rollout.group_size=4", "cosmos.train.train_batch_per_replica=8")
 
 
 def throughput(*words, **times):

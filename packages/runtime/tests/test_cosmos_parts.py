@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 import threading
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ import torch
 from alpagym_plugins import ConfigError
 from alpagym_runtime.envs.core import DrivingCore, build_terms
 from alpagym_runtime.errors import SimulatorError
+from alpagym_runtime.machine import Machine
 from alpagym_runtime.rollouts.collector import Collector
 from alpagym_runtime.run_config import from_mapping
 from alpagym_runtime.testing.examples import assert_same
@@ -32,6 +36,7 @@ from alpagym_runtime.trainers.cosmos.place import transport_of
 from alpagym_runtime.trainers.cosmos.prompts import Prompts, number_of
 from alpagym_runtime.trainers.cosmos.replicas import Replicas
 from alpagym_runtime.trainers.cosmos.tables import cosmos_config, to_toml
+from alpagym_runtime.trainers.cosmos.trainer import CosmosTrainer
 from alpagym_runtime.trainers.grpo.advantages import group_advantages
 from alpagym_runtime.trainers.scenes import scenes_of_step
 from alpagym_runtime.transport.between import build_transport, remove_leftovers
@@ -194,6 +199,39 @@ def test_credit_by_tick_travels_and_credit_by_episode_is_left_to_cosmos():
     assert [len(d.advantage_T) for d in by_episode] == [0] * 4
     assert by_tick[0].reward == pytest.approx(members[0].rewards.sum())
     assert set(by_tick[0].numbers) == {"driving_score", "term/progress", "term/collision"}
+
+
+def test_a_reward_that_is_no_number_is_driven_again_and_then_ends_the_run():
+    class Broken:
+        """A collector whose first drives are paid NaN."""
+
+        def __init__(self, inner, count):
+            self._inner, self._left = inner, [count]
+
+        def stream(self, requests, sampling, put, tick):
+            def spoilt(index, episode):
+                if self._left[0] > 0:
+                    self._left[0] -= 1
+                    rewards = episode.rewards.copy()
+                    rewards[-1] = np.nan
+                    episode = replace(episode, rewards=rewards)
+                put(index, episode)
+
+            self._inner.stream(requests, sampling, spoilt, tick)
+
+    config = configure(rollout={"slots": 8, "group_size": 3, "scenes_per_step": 2, "minimum_group": 2})
+    for spoilt, ends in ((2, False), (99, True)):
+        real, _ = groups_of(config)
+        collector, close = real._make()
+        broken = Broken(collector, spoilt)
+        groups = Groups(Prompts(config, SCENES), lambda b=broken, c=close: (b, c), 3, 1, 60.0)
+        if ends:
+            with pytest.raises(SimulatorError, match=r"fewer than 3 drives .* after 2 rounds .*: 6 × non_finite"):
+                groups.drive([0], Sampling())
+        else:
+            (members,) = groups.drive([0], Sampling())
+            assert all(np.isfinite(member.rewards).all() for member in members)
+            assert dict(groups.counts) == {"episodes": 5, "non_finite": 2}
 
 
 # ---------------------------------------------------------------- parcels
@@ -439,6 +477,59 @@ def test_steps_that_a_resumed_job_makes_again_are_taken_back(tmp_path):
     assert journal.exported(1) is None
 
 
+def test_a_step_whose_worker_was_killed_before_it_told_of_it_is_not_waited_for(tmp_path):
+    (tmp_path / "cosmos").mkdir()
+    journal = Journal(tmp_path)
+    for number in (1, 2):
+        journal.add(Step(number, 9, 0.1, {"reward": 1.0}))
+    before = journal.told
+    journal.complete(3, 9)  # its checkpoint is whole
+    assert [(step.step, step.total, step.numbers) for step in journal.steps(1)] == [
+        (2, 9, {"reward": 1.0}),
+        (3, 9, {}),
+    ]
+    assert journal.told > before
+    journal.complete(2, 9)
+    assert len(journal.steps(0)) == 3
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+import torch
+from alpagym_runtime.trainers.cosmos.journal import Journal, Presence
+
+here = Path(sys.argv[1])
+presence = Presence(here, "policy")
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # as a full disk: files are made, and nothing can be written
+presence.did(8, 0.5)
+try:
+    Journal(here).export(3, {"w": torch.zeros(100_000)})
+except Exception as err:
+    presence.failed(f"{type(err).__name__}: {err}")
+    raise
+"""
+
+
+def test_a_worker_on_a_full_disk_says_so_and_leaves_no_half_of_an_export(tmp_path):
+    (tmp_path / "cosmos").mkdir()
+    done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "policy worker ends: " in done.stderr
+    assert "File too large" in done.stderr.rstrip().splitlines()[-1]  # its own error, not that of telling
+    assert list((tmp_path / "cosmos" / "exports").iterdir()) == []
+    (worker,) = Journal(tmp_path).workers().values()
+    assert (worker.episodes, worker.failure) == (0, "")  # what was told before
+
+
+def test_what_a_killed_writer_left_of_an_export_goes_with_the_next_start(tmp_path):
+    torn = tmp_path / "cosmos" / "exports" / ".step_4-4711"
+    torn.mkdir(parents=True)
+    (torn / "model.safetensors").write_bytes(b"half")
+    Journal(tmp_path).forget(0)
+    assert not torn.exists()
+
+
 def test_workers_tell_what_they_did_and_why_they_end(tmp_path):
     (tmp_path / "cosmos").mkdir()
     presence = Presence(tmp_path, "rollout")
@@ -495,9 +586,20 @@ def test_what_comes_before_the_first_table_stays_there():
     assert text == 'mode = "x"\n\n[a]\nd = true\n\n[a.b]\nc = [1, 2.0]\n'
 
 
-def test_a_path_that_a_shell_would_split_is_refused(tmp_path):
+@pytest.mark.parametrize("name", ["my run", "a'b", "a$b", "a;b", "a:b", "~a", "a*b", "a(1)", "a\nb"])
+def test_a_path_that_a_shell_would_split_is_refused_before_anything_is_driven(name, tmp_path):
+    # A colon: the folder of the job's `python` is put on PATH.
     with pytest.raises(ConfigError, match="through a shell without quotes"):
-        cosmos_config(configure(), tmp_path / "my run")
+        cosmos_config(configure(), tmp_path / name)
+    config = configure(run={"seed": 3, "root": str(tmp_path / name)})
+    assert "run.root" in {problem.key for problem in config.trainer.config.preflight(config, Machine())}
+    with pytest.raises(ConfigError, match="through a shell without quotes"):
+        CosmosTrainer(config.trainer.config).fit(SimpleNamespace(directory=tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["run-1", "seed=3,x", "a@b+c%d", "größe"])
+def test_other_paths_are_fine(name, tmp_path):
+    assert str(tmp_path / name) in cosmos_config(configure(), tmp_path / name)["train"]["output_dir"]
 
 
 REDIS = "bind 0.0.0.0\nport 12800\nprotected-mode no\ndir /opt\n"

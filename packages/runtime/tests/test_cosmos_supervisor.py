@@ -7,9 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 import psutil
 import pytest
@@ -21,7 +24,7 @@ from alpagym_runtime.trainers.cosmos.housekeeping import end_redis
 from alpagym_runtime.trainers.cosmos.journal import Journal
 from alpagym_runtime.trainers.cosmos.monitor import Seen, signs
 from alpagym_runtime.trainers.cosmos.nodes import DOWN, OVER, RUNS, Call, call, called, other_options, take_part
-from alpagym_runtime.trainers.cosmos.supervisor import Job, JobError, newest_checkpoint
+from alpagym_runtime.trainers.cosmos.supervisor import Job, JobError, newest_checkpoint, remove_torn_checkpoints
 from alpagym_runtime.trainers.run import Run
 from alpagym_runtime.transport.memory import MemoryTransport
 
@@ -155,6 +158,89 @@ def test_a_job_without_steps_is_ended_by_the_watchdog(tools, tmp_path):
     assert ours(run) == []
 
 
+def test_steps_that_are_made_again_are_progress(tools, tmp_path):
+    # Five steps are known; from the checkpoint on they are made again, one each 0.6 s, with a watchdog of 2 s.
+    job, run = job_of(
+        tmp_path,
+        "Presence(here, 'policy'), Presence(here, 'rollout')\n"
+        "for number in range(1, 7):\n"
+        "    time.sleep(0.6)\n"
+        "    Journal(here).add(Step(number, 6, 0.1, {}))\n",
+        watchdog_s=2.0,
+    )
+    job.start(resume=False)
+    try:
+        began_s, running = time.monotonic(), True
+        while running:
+            running = job.check(0.05, 6 if any(step.step == 6 for step in Journal(run).steps(5)) else 5, 6)
+            assert time.monotonic() - began_s < 60.0
+    finally:
+        job.stop()
+
+
+def test_an_evaluation_that_takes_longer_than_the_watchdog_is_no_standstill(tools, tmp_path):
+    job, run = job_of(
+        tmp_path,
+        "Presence(here, 'policy'), Presence(here, 'rollout')\n"
+        "for number in (1, 2, 3):\n"
+        "    time.sleep(0.5)\n"
+        "    Journal(here).add(Step(number, 3, 0.1, {}))\n"
+        "time.sleep(4.0)",
+        watchdog_s=1.0,
+    )
+    job.start(resume=False)
+    try:
+        done, running = 0, True
+        while running:
+            running = job.check(0.05, done, 3)
+            for step in Journal(run).steps(done):
+                done = step.step
+                time.sleep(1.5)  # the run's process evaluates
+    finally:
+        job.stop()
+    assert done == 3
+
+
+class Controller(BaseHTTPRequestHandler):
+    """Takes a request to stop."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_POST(self):
+        self.asked.append(self.path)
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"accepted": true}')
+
+    def log_message(self, *args):
+        pass
+
+
+def test_only_the_own_controller_is_asked_to_stop(tools, tmp_path):
+    # Another job's controller has the configured port; ours is at the next one, as its launcher says, a little later.
+    with ThreadingHTTPServer(("127.0.0.1", 0), Controller) as other:
+        thread = threading.Thread(target=other.serve_forever)
+        thread.start()
+        try:
+            port = other.server_address[1]
+            said = "print('Controller will be launched locally on port {}.', flush=True)"
+            job, run = job_of(tmp_path, f"time.sleep(1.0); {said.format(port)}; time.sleep(60)", controller_port=port)
+            # What an earlier start said counts for nothing.
+            (run / "cosmos" / "launcher.log").write_text(f"Controller will be launched locally on port {port}.\n")
+            job.start(resume=False)
+            assert job.ask_to_stop() is False
+            assert Controller.asked == []
+            end_s = time.monotonic() + 30.0
+            while not job.ask_to_stop():
+                assert time.monotonic() < end_s
+                time.sleep(0.1)
+            assert Controller.asked == ["/api/request_stop"]
+        finally:
+            job.stop()
+            other.shutdown()
+            thread.join()
+
+
 def test_a_worker_that_is_killed_ends_the_job_within_30_s(tools, tmp_path):
     job, run = job_of(
         tmp_path,
@@ -178,6 +264,29 @@ def test_a_worker_that_says_why_it_ends_is_quoted(tools, tmp_path):
     job, run = job_of(tmp_path, "Presence(here, 'rollout').failed('SimulatorError: no slots'); time.sleep(60)")
     with pytest.raises(JobError, match=r"rollout-.* ended: SimulatorError: no slots"):
         watch(job, run)
+
+
+RAISES = """
+import subprocess
+code = '''import sys
+from pathlib import Path
+from alpagym_runtime.trainers.cosmos.journal import Presence
+Presence(Path(sys.argv[1]), "rollout")
+raise OSError(28, "No space left on device")'''
+subprocess.run([sys.executable, "-c", code, str(here)])
+"""
+
+
+def test_an_error_of_a_worker_that_nobody_catches_is_quoted(tools, tmp_path):
+    job, run = job_of(tmp_path, f"{RAISES}{WAIT}")
+    with pytest.raises(JobError, match=r"rollout-.* ended: OSError: \[Errno 28\] No space left on device"):
+        watch(job, run)
+
+
+def test_an_error_after_the_last_step_is_none_of_the_run(tools, tmp_path):
+    steps = "for number in (1, 2, 3):\n    Journal(here).add(Step(number, 3, 0.1, {}))\n"
+    job, run = job_of(tmp_path, f"Presence(here, 'policy')\n{steps}{RAISES}")
+    assert watch(job, run) == 3
 
 
 def test_a_launcher_that_ends_early_is_quoted(tools, tmp_path):
@@ -258,14 +367,18 @@ def test_the_command_line_names_replicas_and_where_things_go(tmp_path):
     assert argv[-1] == "alpagym_runtime.trainers.cosmos.entry"
 
 
-def test_only_a_whole_checkpoint_is_gone_on_from(tmp_path):
+def test_only_a_whole_checkpoint_is_gone_on_from_and_torn_ones_make_room(tmp_path):
     assert newest_checkpoint(tmp_path) == 0
+    remove_torn_checkpoints(tmp_path, 0)
     for step, files in ((3, ("cosmos_config", ".rank_0_complete")), (6, ("cosmos_config",))):
         place = tmp_path / "cosmos" / "run" / "checkpoints" / f"step_{step}" / "policy"
         place.mkdir(parents=True)
         for name in files:
             (place / name).touch()
     assert newest_checkpoint(tmp_path) == 3
+    # Cosmos-RL refuses to write over what is left of step 6: a job that came to it again would end there each time.
+    remove_torn_checkpoints(tmp_path, 3)
+    assert [place.name for place in (tmp_path / "cosmos" / "run" / "checkpoints").iterdir()] == ["step_3"]
 
 
 # ---------------------------------------------------------------- what the controller prints

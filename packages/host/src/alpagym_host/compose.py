@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from alpagym_host.as_cosmos import ONLY_GRPO, SAME_MEANING, as_cosmos
 from alpagym_plugins import ConfigError, ConfigErrors, entries, load, names, nearest
 from alpagym_runtime.run_config import PLUGIN_SECTIONS, RunConfig, from_mapping, to_mapping
 from alpagym_runtime.secrets import secret_in
@@ -36,7 +38,11 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _ITEM = re.compile(r"""\s*(?P<quoted>'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")\s*|(?P<plain>[^,'"\[\]{}]*)""", re.DOTALL)
 
 
-def compose(overrides: Sequence[str], base: RunConfig | None = None) -> RunConfig:
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def compose(overrides: Sequence[str], base: RunConfig | None = None, tell: Callable[[str], None] = _tell) -> RunConfig:
     """The run that a list of overrides describes.
 
     Args:
@@ -44,6 +50,7 @@ def compose(overrides: Sequence[str], base: RunConfig | None = None) -> RunConfi
             `experiment=DIR/experiment/NAME.yaml` is a file of the user's own.
             A value of a text key is taken as typed; quotes around it are removed, `null` is no text.
         base: start from this config in place of the defaults; a group choice then replaces its whole section.
+        tell: takes a line about what the presets say and the run goes without.
 
     Raises:
         ConfigError: names the key as it is written in an override, and what to write.
@@ -53,8 +60,9 @@ def compose(overrides: Sequence[str], base: RunConfig | None = None) -> RunConfi
     parsed, folders = _own_experiments([_parse(text) for text in overrides])
     with _Groups(folders) as groups:
         chosen, values = _sort(parsed, groups)
+        of_grpo = False
         if base is None:
-            data = groups.compose(chosen)
+            data, of_grpo = _composed(groups, chosen, values)
         else:
             data = to_mapping(base)
             _replace_sections(data, chosen, groups)
@@ -67,11 +75,44 @@ def compose(overrides: Sequence[str], base: RunConfig | None = None) -> RunConfi
     try:
         config = from_mapping(resolved)
     except ConfigErrors as err:
-        raise ConfigErrors([_as_written(one, values) for one in err.errors]) from err
+        raise ConfigErrors([_as_written(one, values, resolved) for one in err.errors]) from err
     except ConfigError as err:
-        raise _as_written(err, values) from err
+        raise _as_written(err, values, resolved) from err
     check_run_name(config.run.name)
+    if of_grpo and config.trainer.type == "grpo":
+        config, left_out = as_cosmos(config, {override.key for override in values})
+        if left_out:
+            tell(f"trainer=cosmos has no counterpart of, and goes without: {', '.join(left_out)}")
     return config
+
+
+def _composed(groups: _Groups, chosen: Mapping[str, str], values: Sequence[_Override]) -> tuple[dict[str, Any], bool]:
+    """The config of the choices, and whether it is one of grpo that Cosmos-RL is to train.
+
+    That is so where trainer=cosmos is chosen on top of one: by the user, or by a preset on top of another.
+    """
+    data = groups.compose(chosen)
+    if data["trainer"]["type"] != "cosmos" or any(override.key == "trainer.type" for override in values):
+        return data, False
+    without = {group: choice for group, choice in chosen.items() if group != "trainer"}
+    if "trainer" in chosen:
+        kind = groups.compose(without)["trainer"]["type"]
+        if kind not in ("grpo", "cosmos"):
+            raise ConfigError(
+                f"cosmos takes over runs of trainer=grpo, and this preset trains with {kind}: Cosmos-RL compares the "
+                "drives of a group, and learns neither values nor plans of others",
+                key="trainer",
+            )
+    else:
+        kind = "cosmos"
+    if kind == "cosmos" and not ONLY_GRPO & data["trainer"].keys():
+        return data, False
+    placed = any(override.key.split(".")[0] == "topology" or override.key == "cosmos.mode" for override in values)
+    if kind == "grpo" and "topology" not in chosen and not placed and not data["topology"]["gpus_per_node"]:
+        without["topology"] = "local_colocated_1gpu"
+    data = groups.compose({**without, "trainer": "grpo"})
+    data["trainer"]["type"] = "grpo"
+    return data, True
 
 
 def check_run_name(name: str) -> None:
@@ -192,9 +233,12 @@ def _absent(name: str, node: Mapping[str, Any]) -> str:
     return f"no {name!r} there; {hint}"
 
 
-def _as_written(err: Exception, values: Sequence[_Override]) -> Exception:
-    """An unknown section is reported under the whole key that the user wrote."""
+def _as_written(err: Exception, values: Sequence[_Override], data: Mapping[str, Any]) -> Exception:
+    """An unknown section under the whole key that the user wrote; a key of grpo with the name that Cosmos-RL has."""
     if isinstance(err, ConfigError) and err.message.startswith("unknown key"):
+        section, _, name = err.key.partition(".")
+        if section == "trainer" and name in SAME_MEANING and data["trainer"].get("type") == "cosmos":
+            return ConfigError(f"unknown key; trainer=cosmos has cosmos.{SAME_MEANING[name]}", key=err.key)
         for override in values:
             if override.key.startswith(f"{err.key}."):
                 return ConfigError(f"{err.key} is an {err.message}", key=override.key)

@@ -177,10 +177,11 @@ def _gpus(config: RunConfig, command: str, machine: Machine) -> Iterator[Problem
     own = sum(parts.get("trainer", {}).values())
     needed = sum(count for part in parts.values() for count in part.values())
     spelt = " + ".join(f"{count} {role}" for part in parts.values() for role, count in part.items() if count)
+    tries = command == "train" and config.trainer.type == "cosmos" and needed == own and not starts_alpasim(config)
     if not needed:
         shares = config.simulator.type == "alpasim" and not getattr(config.simulator.config, "addresses", None)
-        # Cosmos-RL with its stand-in for CUDA: the same experiment, roles and all, on a CPU.
-        stands_in = config.trainer.type == "cosmos" and config.cosmos.device == "cpu"
+        # Cosmos-RL with its stand-in for CUDA, or what it trained: the same experiment, roles and all, on a CPU.
+        stands_in = config.trainer.type == "cosmos" and (config.cosmos.device == "cpu" or command != "train")
         if topology.gpus_per_node and not (shares or stands_in):
             yield Problem(
                 "topology.gpus_per_node",
@@ -204,7 +205,8 @@ def _gpus(config: RunConfig, command: str, machine: Machine) -> Iterator[Problem
             topology.gpus_per_node,
             f"{needed} GPU{'s' if needed > 1 else ''} needed ({spelt}), {machine.gpus_text}",
             f"run it on a machine with {needed} NVIDIA GPU{'s' if needed > 1 else ''}"
-            + (", or topology=local_colocated_1gpu" if needed > len(machine.gpus) == 1 else ""),
+            + (", or topology=local_colocated_1gpu" if needed > len(machine.gpus) == 1 else "")
+            + (", or, slowly, without one: cosmos.device=cpu" if tries and not machine.gpus else ""),
         )
     else:
         yield from _alpasim_gpus(config, machine)

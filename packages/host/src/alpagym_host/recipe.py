@@ -76,7 +76,8 @@ def words_of(table: Mapping[str, Any], reward: str, data: str) -> tuple[list[str
 
     """
     policy = "alpamayo_1" if os.environ.get("ALPAMAYO_VERSION") == "1" else "alpamayo_1_5"
-    words = ["trainer=cosmos", "simulator=pai", "dataset=pai", f"policy={policy}", f"reward={reward}", "transport=disk"]
+    words = ["trainer.type=cosmos", "trainer.warm_start=null"]  # what the TOML leaves out has Cosmos-RL's own defaults
+    words += ["simulator=pai", "dataset=pai", f"policy={policy}", f"reward={reward}", "transport=disk"]
     words += [f"dataset.path={_word(data)}", f"dataset.clip_index={_CLIPS[reward]}"]
     words += ["dataset.reasoning=reasoning/ood_reasoning.parquet"] if reward == "pai_joint" else []
     notes = []
@@ -121,7 +122,11 @@ def _make_run(table: Mapping[str, Any], reward: str, directory: Path) -> Path:
     """The run directory with everything that workers read; the path of the TOML that counts."""
     from alpagym_host import run_dir
     from alpagym_host.compose import compose
-    from alpagym_runtime.trainers.cosmos.supervisor import newest_checkpoint, write_config
+    from alpagym_runtime.trainers.cosmos.supervisor import (
+        newest_checkpoint,
+        remove_torn_checkpoints,
+        write_config,
+    )
     from alpagym_runtime.trainers.cosmos.trainer import prepare
     from alpagym_runtime.trainers.run import Run
 
@@ -136,8 +141,9 @@ def _make_run(table: Mapping[str, Any], reward: str, directory: Path) -> Path:
         directory.parent.mkdir(parents=True, exist_ok=True)
         run_dir.create(config, "train", directory)
     prepare(Run(config, directory))
-    ranks = config.cosmos.policy.parallelism.gpus_per_replica
-    return write_config(config, directory, newest_checkpoint(directory, ranks) > 0)
+    newest = newest_checkpoint(directory, config.cosmos.policy.parallelism.gpus_per_replica)
+    remove_torn_checkpoints(directory, newest)
+    return write_config(config, directory, newest > 0)
 
 
 def _keys(section: type, name: str = "") -> Iterator[str]:

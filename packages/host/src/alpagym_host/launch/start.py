@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -127,11 +128,14 @@ def sweep(
     several = varied(overrides)
     labels = [" ".join(words[i] for i in several) or "one run" for words in runs]
     configs = []
+    notes: list[str] = []
     for words, label in zip(runs, labels, strict=True):
         try:
-            configs.append(compose(words))
+            configs.append(compose(words, tell=notes.append))
         except ConfigError as err:
             raise ConfigError(f"{label}: {err}") from err
+    for note in dict.fromkeys(notes):
+        print(note, file=sys.stderr)
     if dry_run:
         shown = (f"# {label}\n{_shown(config, command)}" for label, config in zip(labels, configs, strict=True))
         print("\n---\n".join(shown))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alpagym_plugins import ConfigError, Problem, check_choice, check_range
@@ -301,6 +302,7 @@ class CosmosTrainerConfig:
         """Batches that do not divide, roles that do not fit each other, and what is not installed."""
         yield from _divides(config)
         yield from _fits(config)
+        yield from _is_plain(config)
         if self.warm_start is not None:
             for problem in self.warm_start.preflight(config, machine):
                 yield problem.under(".warm_start")
@@ -326,6 +328,15 @@ class CosmosTrainerConfig:
 def is_spread(config: RunConfig) -> bool:
     """Whether Cosmos-RL trains on several nodes."""
     return config.trainer.type == "cosmos" and config.deploy.kind == "slurm" and config.topology.train_nodes > 1
+
+
+def _is_plain(config: RunConfig) -> Iterator[Problem]:
+    from alpagym_runtime.trainers.cosmos.tables import require_plain
+
+    try:
+        require_plain(Path(config.run.root).expanduser())
+    except ConfigError as err:
+        yield Problem("run.root", config.run.root, err.message, "run.root=DIR")
 
 
 def _divides(config: RunConfig) -> Iterator[Problem]:

@@ -8,12 +8,14 @@ cosmos/workers/NAME.json      a worker that is there, what it did so far, and wh
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import math
 import os
 import re
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -25,6 +27,7 @@ from alpagym_runtime.files import replacing, strict
 from alpagym_runtime.trainers.cosmos.tables import FOLDER
 
 _STEP = re.compile(r"step_(\d+)")
+_LITTLE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,16 @@ class Journal:
             out.append(found[number])
         return out
 
+    @property
+    def told(self) -> int:
+        """Grows with each step that is told of, be it for the first time or again."""
+        return self._steps.stat().st_size if self._steps.is_file() else 0
+
+    def complete(self, upto: int, total: int) -> None:
+        """Tell of the steps up to a number of which nobody did: a worker was killed between checkpoint and telling."""
+        for number in range(len(self.steps(0)) + 1, upto + 1):
+            self.add(Step(number, total, 0.0, {}))
+
     def forget(self, after: int) -> None:
         """Take back the steps beyond a number: they will be made again."""
         self._folder.mkdir(exist_ok=True)
@@ -104,6 +117,8 @@ class Journal:
         for step in self._exported():
             if step > after:
                 shutil.rmtree(self._export(step))
+        for torn in (self._folder / "exports").glob(".step_*"):  # of a writer that was killed
+            shutil.rmtree(torn, ignore_errors=True)
 
     # ------------------------------------------------------------ weights
 
@@ -116,9 +131,13 @@ class Journal:
         temporary.mkdir(parents=True, exist_ok=True)
         # Copies: weights that are tied share their memory, of which safetensors takes none.
         tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in weights.items()}
-        save_file(tensors, temporary / "model.safetensors")
-        shutil.rmtree(place, ignore_errors=True)
-        temporary.replace(place)
+        try:
+            save_file(tensors, temporary / "model.safetensors")
+            shutil.rmtree(place, ignore_errors=True)
+            temporary.replace(place)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)  # on a full disk it would be in everybody's way
+            raise
 
     def exported(self, step: int) -> Path | None:
         """The folder of a step's weights; None where they were not kept."""
@@ -176,18 +195,36 @@ class Presence:
 
     def __post_init__(self) -> None:
         self._tell()
-        atexit.register(self._tell, ended=True)
+        atexit.register(self._leave)
 
     def did(self, episodes: int, busy_s: float) -> None:
         """Count episodes that were made or trained on, and the time they took."""
         self._episodes += episodes
         self._busy_s += busy_s
-        self._tell()
+        self._try_to_tell()
 
     def failed(self, why: str) -> None:
         """Say why this process is about to end."""
         self._failure = why
-        self._tell()
+        with contextlib.suppress(OSError):
+            # Writers of tensors hide the reason: "unexpected pos 64 vs 0".
+            if (free := shutil.disk_usage(self.directory).free) < _LITTLE_BYTES:
+                self._failure += f" ({free / 1e9:.2f} GB free at {self.directory})"
+        print(f"{self.role} worker ends: {self._failure}", file=sys.stderr, flush=True)
+        self._try_to_tell()
+
+    def _leave(self) -> None:
+        """Tell of the end, or of the error that nobody caught: such as that of a transport on a full disk."""
+        error = getattr(sys, "last_value", None)
+        if error is None or self._failure:
+            self._try_to_tell(ended=not self._failure)
+        else:
+            self.failed(f"{type(error).__name__}: {error}")
+
+    def _try_to_tell(self, ended: bool = False) -> None:
+        """What is told helps people; on a full disk the work, or its own error, goes on without."""
+        with contextlib.suppress(OSError):
+            self._tell(ended)
 
     def _tell(self, ended: bool = False) -> None:
         me = identify(os.getpid())

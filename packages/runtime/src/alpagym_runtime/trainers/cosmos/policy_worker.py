@@ -96,22 +96,42 @@ class AlpagymTrainer(Trainer):  # type: ignore[misc]
         inter_policy_nccl: Any = None,
         is_master_replica: bool = True,
     ) -> dict[str, Any]:
-        """Train on the drives of a step."""
-        began_s = time.monotonic()
+        """Train on the drives of a step, keep what is due, and tell of it."""
         try:
-            lessons = [
-                Lesson(self.data_packer.get_policy_input(r.prompt, r.completion), float(r.advantage)) for r in rollouts
-            ]
-            fetched_s = time.monotonic()
-            several = self._run.cosmos.policy.parallelism.n_init_replicas > 1 and inter_policy_nccl is not None
-            name = inter_policy_nccl.replica_name if several else ""
-            team = Replicas(inter_policy_nccl, name, self.device, self._ranks) if several else self._ranks
-            rate = self.optimizer.param_groups[0]["lr"]
-            with self._learner.training():
-                numbers = learn(self._run, self._policy, self.optimizer, lessons, current_step, self._reference, team)
+            return self._train(
+                rollouts,
+                current_step,
+                total_steps,
+                remain_samples_num,
+                do_save_checkpoint,
+                inter_policy_nccl,
+                is_master_replica,
+            )
         except Exception as err:
-            self._presence.failed(f"{type(err).__name__}: {err}")
+            self._presence.failed(f"{type(err).__name__} in step {current_step}: {err}")
             raise
+
+    def _train(
+        self,
+        rollouts: Sequence[Any],
+        current_step: int,
+        total_steps: int,
+        remain_samples_num: int,
+        do_save_checkpoint: bool,
+        inter_policy_nccl: Any,
+        is_master_replica: bool,
+    ) -> dict[str, Any]:
+        began_s = time.monotonic()
+        lessons = [
+            Lesson(self.data_packer.get_policy_input(r.prompt, r.completion), float(r.advantage)) for r in rollouts
+        ]
+        fetched_s = time.monotonic()
+        several = self._run.cosmos.policy.parallelism.n_init_replicas > 1 and inter_policy_nccl is not None
+        name = inter_policy_nccl.replica_name if several else ""
+        team = Replicas(inter_policy_nccl, name, self.device, self._ranks) if several else self._ranks
+        rate = self.optimizer.param_groups[0]["lr"]
+        with self._learner.training():
+            numbers = learn(self._run, self._policy, self.optimizer, lessons, current_step, self._reference, team)
         self._scheduler.step()
         seconds = time.monotonic() - began_s
         numbers |= {

@@ -57,8 +57,8 @@ class Job:
         self._journal = Journal(directory)
         self._logs = Logs(self._folder / "logs", self._folder / "launcher.log")
         self._began_s = self._progress_s = 0.0
-        self._step, self._everybody = 0, False
-        self._starts = 0
+        self._step, self._told, self._everybody = 0, 0, False
+        self._starts = self._log_began = 0
 
     @property
     def seen(self) -> Seen:
@@ -86,6 +86,7 @@ class Job:
         node = first_options(self._config) if several else ()
         argv = self._program or launch_command(self._config, self._directory, node)
         log = self._folder / "launcher.log"
+        self._log_began = log.stat().st_size if log.exists() else 0
         surroundings = environment(self._config, self._directory, self._starts)
         if several:
             self._call(RUNS)
@@ -111,8 +112,9 @@ class Job:
         seen = self._logs.look()
         self._tell()
         now_s = time.monotonic()
-        if step > self._step:
-            self._step, self._progress_s = step, now_s
+        # After a start from a checkpoint steps that are known are made again: that is progress too.
+        if step > self._step or self._journal.told != self._told:
+            self._step, self._told, self._progress_s = max(step, self._step), self._journal.told, now_s
         code = self._launcher.code
         if code is not None:  # its last steps may be newer than what the caller knows
             for made in self._journal.steps(step):
@@ -124,7 +126,7 @@ class Job:
             self._fail(f"Cosmos-RL ended with code {code} after step {step}", "launcher")
         workers = self._journal.workers()
         for name, worker in workers.items():
-            if worker.failure:
+            if worker.failure and not done:  # afterwards all is kept, and ends may be rough
                 self._fail(f"{name} ended: {worker.failure}", worker.role)
         if not done:
             gone = [name for name, worker in workers.items() if self._is_gone(worker)]
@@ -154,8 +156,10 @@ class Job:
 
     def ask_to_stop(self) -> bool:
         """Ask for an end after the step in hand, with a checkpoint; False where nobody can be asked."""
+        if (port := self._controller_port()) is None:
+            return False
         request = urllib.request.Request(
-            f"http://{LOOPBACK}:{self._controller_port()}/api/request_stop",
+            f"http://{LOOPBACK}:{port}/api/request_stop",
             json.dumps({"reason": "the run was asked to stop"}).encode(),
             {"Content-Type": "application/json"},
         )
@@ -234,12 +238,14 @@ class Job:
         with contextlib.suppress(OSError):
             write_json(self._folder / STATUS, plain(self._logs.seen))
 
-    def _controller_port(self) -> int:
-        with contextlib.suppress(OSError):
-            for line in (self._folder / "launcher.log").read_text(errors="replace").splitlines()[::-1]:
+    def _controller_port(self) -> int | None:
+        """As this start's launcher said; None before it did: at the configured one another job may answer."""
+        with contextlib.suppress(OSError, ValueError):
+            text = (self._folder / "launcher.log").read_bytes()[self._log_began :].decode(errors="replace")
+            for line in text.splitlines()[::-1]:
                 if "Controller will be launched locally on port" in line:
                     return int(line.rpartition("port")[2].strip(" ."))
-        return self._config.cosmos.controller_port
+        return None
 
 
 def write_config(config: RunConfig, directory: Path, resume: bool) -> Path:
@@ -263,3 +269,13 @@ def newest_checkpoint(directory: Path, ranks: int = 1) -> int:
     files = ("cosmos_config", *(f".rank_{rank}_complete" for rank in range(ranks)))
     whole = [place for place in places if all((place / name).is_file() for name in files)]
     return max((int(place.parent.name.removeprefix("step_")) for place in whole), default=0)
+
+
+def remove_torn_checkpoints(directory: Path, newest: int) -> None:
+    """Remove Cosmos-RL's checkpoints beyond a step: they are not whole.
+
+    It refuses to write over them, so a job that comes to that step again would end there each time.
+    """
+    for place in (directory / FOLDER / OUTPUT / "checkpoints").glob("step_*"):
+        if int(place.name.removeprefix("step_")) > newest:
+            shutil.rmtree(place)

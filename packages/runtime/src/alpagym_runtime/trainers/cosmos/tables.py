@@ -40,14 +40,8 @@ def cosmos_config(config: RunConfig, directory: Path, resume: bool = False) -> d
         ConfigError: the run directory's path holds what a shell would split or expand.
 
     """
+    require_plain(directory)
     folder = directory.absolute() / FOLDER
-    # launch_all.py builds its commands as text for a shell.
-    if any(not (c.isalnum() or c in "/._-+,@%=:") for c in str(folder)):
-        raise ConfigError(
-            f"Cosmos-RL passes {str(folder)!r} through a shell without quotes; choose a path of letters, digits and "
-            "/._- with run.root=… and run.name=…",
-            key="run.root",
-        )
     cosmos, step = config.cosmos, config.cosmos.train.train_policy
     train, rollout = cosmos.train, cosmos.rollout
     steps = {} if train.max_num_steps is None else {"max_num_steps": train.max_num_steps}
@@ -128,6 +122,22 @@ def cosmos_config(config: RunConfig, directory: Path, resume: bool = False) -> d
         },
         "custom": {"alpagym": {"run": str(directory.absolute())}},
     }
+
+
+def require_plain(directory: Path) -> None:
+    """Refuse a path that launch_all.py, which builds its commands as text for a shell, or PATH would take apart.
+
+    Raises:
+        ConfigError: says what a path may hold.
+
+    """
+    path = str(directory.absolute())
+    if any(not (c.isalnum() or c in "/._-+,@%=") for c in path):
+        raise ConfigError(
+            f"Cosmos-RL passes {path!r} through a shell without quotes; choose a path of letters, digits and "
+            "/._- with run.root=… and run.name=…, or --directory",
+            key="run.root",
+        )
 
 
 def _parallelism(section: Parallelism) -> dict[str, Any]:

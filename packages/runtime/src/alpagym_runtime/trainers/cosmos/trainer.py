@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from alpagym_runtime.errors import SimulatorError
+from alpagym_runtime.files import replacing
 from alpagym_runtime.trainers.base import StopTraining
 from alpagym_runtime.trainers.checkpoints import load_weights
 from alpagym_runtime.trainers.cosmos.config import CosmosTrainerConfig
 from alpagym_runtime.trainers.cosmos.journal import Journal, Step
 from alpagym_runtime.trainers.cosmos.prompts import Prompts
-from alpagym_runtime.trainers.cosmos.supervisor import Job, JobError, newest_checkpoint
-from alpagym_runtime.trainers.cosmos.tables import FOLDER, INITIAL
+from alpagym_runtime.trainers.cosmos.supervisor import Job, JobError, newest_checkpoint, remove_torn_checkpoints
+from alpagym_runtime.trainers.cosmos.tables import FOLDER, INITIAL, require_plain
 from alpagym_runtime.trainers.cosmos.version import require_version
 from alpagym_runtime.trainers.run import load_into
 from alpagym_runtime.trainers.sft.trainer import SftTrainer
@@ -42,6 +43,7 @@ class CosmosTrainer:
 
     def fit(self, run: Run) -> None:
         """Evaluate, warm start, evaluate, train, evaluate."""
+        require_plain(run.directory)  # now, not after hours of a warm start
         require_version()
         run.evaluate_policy("start")
         if self._config.warm_start is not None:
@@ -62,7 +64,9 @@ class CosmosTrainer:
         while True:
             try:
                 newest = newest_checkpoint(directory, ranks)
+                remove_torn_checkpoints(directory, newest)
                 journal.forget(newest)  # what is not in a checkpoint is made again
+                journal.complete(newest, total)
                 if newest >= total:
                     for step in journal.steps(self._done):
                         self._take(run, journal, step, blank)
@@ -136,7 +140,9 @@ def prepare(run: Run) -> int:
         from safetensors.torch import save_file
 
         state = run.policy.module.state_dict()
-        save_file({name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()}, initial)
+        tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()}
+        with replacing(initial) as temporary:  # half of it would be taken for it by every later start
+            save_file(tensors, temporary)
     prompts = Prompts(run.config, run.core("train", run.policy.spec, scenes=0).spec.scenes)
     prompts.write(run.directory)
     total = len(prompts) * run.config.rollout.group_size // cosmos.global_batch
