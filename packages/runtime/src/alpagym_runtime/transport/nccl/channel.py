@@ -90,6 +90,19 @@ def current_device(backend: str) -> torch.device | None:
     return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
 
 
+def process_group(store: dist.Store, rank: int, device: torch.device | None, host: str, timeout_s: float) -> Any:
+    """What a pair sends and receives by; see `Channel`."""
+    if device is not None:
+        options = dist.ProcessGroupNCCL.Options()
+        # Our own deadlines come first; beyond this one NCCL's watchdog would end the process.
+        options._timeout = timedelta(seconds=max(10.0 * timeout_s, 600.0))
+        return dist.ProcessGroupNCCL(store, rank, 2, options)
+    gloo: Any = dist.ProcessGroupGloo
+    bound = gloo._Options()
+    bound._devices, bound._timeout = [gloo.create_device(hostname=host)], timedelta(seconds=timeout_s)
+    return gloo(store, rank, 2, bound)
+
+
 class Channel:
     """One side of a pair.
 
@@ -104,18 +117,9 @@ class Channel:
 
     def __init__(self, store: dist.Store, rank: int, device: torch.device | None, host: str, timeout_s: float) -> None:
         self._peer, self._cuda = 1 - rank, device
-        timeout = timedelta(seconds=timeout_s)
         if device is not None:
             torch.cuda.set_device(device)  # of this thread, which makes the buffers
-            options = dist.ProcessGroupNCCL.Options()
-            # Our own deadlines come first; beyond this one NCCL's watchdog would end the process.
-            options._timeout = timedelta(seconds=max(10.0 * timeout_s, 600.0))
-            self._group: Any = dist.ProcessGroupNCCL(store, rank, 2, options)
-        else:
-            gloo: Any = dist.ProcessGroupGloo
-            bound = gloo._Options()
-            bound._devices, bound._timeout = [gloo.create_device(hostname=host)], timeout
-            self._group = gloo(store, rank, 2, bound)
+        self._group = process_group(store, rank, device, host, timeout_s)
         self._free = [self._slot() for _ in range(SLOTS)]
         self._changed = threading.Condition()
         self._aborted = False
