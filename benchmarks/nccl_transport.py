@@ -43,6 +43,7 @@ from numpy.typing import NDArray
 from alpagym_runtime.telemetry.timers import timed
 from alpagym_runtime.transport.config import NcclConfig
 from alpagym_runtime.transport.nccl import channel as channels
+from alpagym_runtime.transport.nccl.blocks import Blocks, page_locked, plain
 from alpagym_runtime.transport.nccl.channel import PARTS, Channel, current_device
 from alpagym_runtime.transport.nccl.copiers import Copiers
 from alpagym_runtime.transport.nccl.ends import Sender
@@ -146,7 +147,8 @@ def bare(folder: Path, rank: int, options: argparse.Namespace) -> float:
             time.sleep(0.01)
         store = dist.TCPStore("127.0.0.1", int(where.read_text()), None, False, timedelta(seconds=60))
     device = current_device(options.backend)
-    channel = Channel(dist.PrefixStore("bare", store), rank, device, "127.0.0.1", 60.0)
+    blocks = Blocks(0, plain if device is None else page_locked)
+    channel = Channel(dist.PrefixStore("bare", store), rank, device, "127.0.0.1", 60.0, blocks)
     size = sum(array.nbytes for array in episode(round(options.megabytes * 1e6), 0, plain_memory).observation.values())
     slot = channel.acquire(size, 60.0)
     assert slot is not None
@@ -160,7 +162,7 @@ def bare(folder: Path, rank: int, options: argparse.Namespace) -> float:
             if rank == 0:
                 channel.start_receive(slot, size)
             else:
-                channel.load(slot, 0, size)
+                channel.load(slot, [(0, slot.memory[:size])])
                 channel.start_send(slot, size)
             if device is None:
                 channel.finish(slot, size, 60.0)

@@ -23,8 +23,9 @@ from alpagym_runtime.machine import Gpu
 from alpagym_runtime.testing.conformance import TransportConformance, empty_episode
 from alpagym_runtime.testing.examples import assert_same, example_camera_episode, example_episode
 from alpagym_runtime.transport.config import NcclConfig
+from alpagym_runtime.transport.nccl.blocks import Blocks, plain
 from alpagym_runtime.transport.nccl.ends import _ranges
-from alpagym_runtime.transport.nccl.message import pack, parts, unpack
+from alpagym_runtime.transport.nccl.message import closed_up, pack, parts, unpack
 from alpagym_runtime.types import Ragged
 
 FAST = {"backend": "gloo", "copy_threads": 1}
@@ -100,7 +101,6 @@ def test_pieces_are_copied_in_parts_that_leave_out_what_is_not_among_them():
     pieces = [(at, np.full(size, at % 7, np.uint8)) for at, size in ((0, 100), (128, 200), (1024, 10))]
     found = parts(pieces, longest=150)
     assert [(part.start, part.end) for part in found] == [(0, 150), (150, 300), (300, 328), (1024, 1034)]
-    assert _ranges(found) == [(0, 328), (1024, 1034)]
     buffer = np.full(1100, 9, np.uint8)
     for part in found:
         part.fill(buffer)
@@ -108,6 +108,25 @@ def test_pieces_are_copied_in_parts_that_leave_out_what_is_not_among_them():
     assert (buffer[128:328] == 128 % 7).all()
     assert (buffer[1024:1034] == 1024 % 7).all()
     assert (buffer[328:1024] == 9).all()
+
+
+def test_a_buffer_has_room_for_what_is_copied_only():
+    # From 328 to 1024 of the message nothing is copied: of the 696 bytes 640 = 10 · 64 are left out of the buffer.
+    pieces = [(at, np.full(size, at % 7, np.uint8)) for at, size in ((0, 100), (128, 200), (1024, 10))]
+    found = closed_up(parts(pieces, longest=150))
+    assert [part.before for part in found] == [0, 0, 0, 640]
+    assert _ranges(found) == [(0, 328, 0), (1024, 1034, 640)]
+    buffer = np.full(394, 9, np.uint8)
+    for part in found:
+        part.fill(buffer)
+    assert (buffer[:100] == 0).all()
+    assert (buffer[128:328] == 128 % 7).all()
+    assert (buffer[384:394] == 1024 % 7).all()
+
+
+def test_nothing_is_left_out_of_a_buffer_that_everything_is_copied_into():
+    message = pack(example_camera_episode(4, 1))
+    assert all(part.before == 0 for part in closed_up(parts(message.pieces, longest=100_000)))
 
 
 @pytest.mark.parametrize(
@@ -138,6 +157,62 @@ def test_what_is_no_header_is_refused(header):
 def test_objects_are_no_data():
     with pytest.raises(ValueError, match="'x': object arrays must be"):
         pack(replace(empty_episode(), observation={"x": np.array([{}], object)}))
+
+
+# ---------------------------------------------------------------- blocks
+
+
+def where(array):
+    """Its address."""
+    return array.__array_interface__["data"][0]
+
+
+def test_a_block_comes_back_with_the_last_view_and_is_lent_again():
+    blocks = Blocks(1 << 20, plain)
+    first = blocks.allocate(100_000)
+    assert len(first) == 100_000
+    address, view = where(first), first.reshape(2, -1)[1:]
+    del first
+    second = blocks.allocate(100_000)
+    assert where(second) != address
+    del view
+    assert where(blocks.allocate(90_000)) == address
+
+
+def test_no_more_is_lent_than_the_limit_as_blocks_are_large():
+    # 100,000 bytes take a block of 2**17 = 131,072: two of them are 262,144.
+    blocks = Blocks(262_144, plain)
+    first, second = blocks.allocate(100_000), blocks.allocate(131_072)
+    assert blocks.allocate(1) is None
+    assert first is not None
+    del second
+    assert blocks.allocate(1) is not None
+
+
+def test_what_is_kept_makes_room_for_what_is_lent():
+    made = []
+
+    def make(size):
+        made.append(plain(size))
+        return made[-1]
+
+    blocks = Blocks(3 << 20, make)
+    three = [blocks.allocate(1 << 20) for _ in range(3)]
+    del three
+    gone = [weakref.ref(block) for block in made]
+    made.clear()
+    # 1.5 MB takes 2 MiB: with it in use one of the three of 1 MiB may stay.
+    large = blocks.allocate(1_500_000)
+    assert large is not None
+    assert sum(ref() is not None for ref in gone) == 1
+
+
+def test_what_is_small_takes_no_large_block():
+    blocks = Blocks(1 << 30, plain)
+    address = where(blocks.allocate(1 << 20))
+    small = blocks.allocate(100_000)
+    assert where(small) != address
+    assert where(blocks.allocate(600_000)) == address
 
 
 # ---------------------------------------------------------------- flight
@@ -253,6 +328,24 @@ def test_pictures_in_memory_of_the_sender_arrive_as_they_were(ends):
         found = receiver.receive(sender.send(replace(empty_episode(), observation={"x": pictures.reshape(2, -1)})))
         assert found.observation["x"].shape == (2, 1_000_000)
         assert (found.observation["x"] == number).all()
+
+
+def test_episodes_beyond_the_memory_that_they_may_hold_are_copied(ends):
+    receiver, sender = ends("trainer", pinned_mb=0), ends("rollout", pinned_mb=0)
+    for number in range(3):
+        pictures = sender.allocate(2_000_000)
+        pictures[:] = number
+        found = receiver.receive(sender.send(replace(empty_episode(), observation={"x": pictures})))
+        assert (found.observation["x"] == number).all()
+
+
+def test_small_episodes_do_not_hold_the_buffers_of_large_ones(ends):
+    # Blocks of 2**22, 2**16, 2**16, ...: beside the large one ten small ones hold less than one more large one.
+    receiver, sender = ends("trainer"), ends("rollout", in_flight=16)
+    handles = [sender.send(sized(size, n)) for n, size in enumerate([4_000_000] * 4 + [8] * 10)]
+    held = [receiver.receive(handle) for handle in handles]
+    assert receiver._blocks._lent <= 4 * (1 << 22) + 10 * (1 << 16)
+    assert [episode.rewards[0] for episode in held] == list(range(14))
 
 
 def test_an_episode_that_has_gone_is_let_go_of_without_the_garbage_collector(ends):

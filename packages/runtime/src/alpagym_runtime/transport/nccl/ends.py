@@ -26,13 +26,15 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch import Tensor
 
 from alpagym_runtime.telemetry.timers import timed
 from alpagym_runtime.transport.config import NcclConfig
-from alpagym_runtime.transport.nccl.channel import PARTS, Channel, Pinned, Slot, current_device, pinned
+from alpagym_runtime.transport.nccl.blocks import Blocks, page_locked, plain
+from alpagym_runtime.transport.nccl.channel import PARTS, Channel, Slot, current_device
 from alpagym_runtime.transport.nccl.copiers import Copiers
 from alpagym_runtime.transport.nccl.line import WELCOME, Line, caller, introduce
-from alpagym_runtime.transport.nccl.message import ALIGNMENT, Bytes, Message, Part, header_size, pack, parts, unpack
+from alpagym_runtime.transport.nccl.message import Bytes, Message, Part, closed_up, header_size, pack, parts, unpack
 from alpagym_runtime.transport.nccl.rendezvous import Session, find, forget, listen, me
 from alpagym_runtime.transport.rules import Ledger
 from alpagym_runtime.types import Episode
@@ -57,7 +59,7 @@ class Receiver:
         self._ledger = Ledger(config.limit_mb * 1_000_000, config.expire_s)
         self._changed = threading.Condition()
         self._links: dict[int, _Link] = {}
-        self._pinned = Pinned(config.pinned_mb * 1_000_000)
+        self._blocks = _blocks(config, self._device)
         self._under_way, self._holding, self._closed = 0, False, False
         self._callers: list[threading.Thread] = []
         self._acceptor = threading.Thread(target=self._accept, name="alpagym-accept", daemon=True)
@@ -252,7 +254,9 @@ class _Link:
         try:
             self._line.say(WELCOME, self._number)
             pair = dist.PrefixStore(f"{self._number}/pair", self._receiver._session.connect(config.timeout_s))
-            self._channel = Channel(pair, 0, self._receiver._device, config.host, config.timeout_s)
+            self._channel = Channel(
+                pair, 0, self._receiver._device, config.host, config.timeout_s, self._receiver._blocks
+            )
             while True:
                 kind, number, text = self._line.hear()
                 if kind == CLOSE:
@@ -323,14 +327,13 @@ class _Link:
                 self._break(why)
 
     def _take_out(self, slot: Slot, size: int) -> NDArray[np.uint8]:
-        """The bytes that arrived in a slot: its memory itself, or a copy where episodes hold enough pinned memory."""
+        """The bytes that arrived in a slot: its memory itself, or a copy where episodes hold enough of it."""
         receiver = self._receiver
-        if receiver._device is None or receiver._pinned.lend(size):
-            buffer = slot.give(size)
-            if receiver._device is not None:
-                # Every array of the episode is a view of it, so it goes with the last of them.
-                receiver._pinned.bind(buffer, size)
-            return buffer
+        # Every array of the episode is a view of it, so it comes back with the last of them.
+        lent = receiver._blocks.lend(slot.memory, size)
+        if lent is not None:
+            slot.memory = slot.memory[:0]
+            return lent
         buffer = np.empty(size, np.uint8)
         receiver._copiers.copy(buffer, slot.array(size))
         return buffer
@@ -383,7 +386,7 @@ class Sender:
         self._folder, self._config = folder, config
         self._device = current_device(config.backend)
         self._copiers = Copiers(config.copy_threads)
-        self._pinned = Pinned(config.pinned_mb * 1_000_000)
+        self._blocks = _blocks(config, self._device)
         self._lock = threading.Lock()
         self._outgoing: _Outgoing | None = None
         self._left: str | None = None
@@ -403,7 +406,9 @@ class Sender:
             assert not self._closed, "send after close"
             try:
                 if self._outgoing is None:
-                    self._outgoing = _Outgoing(self._folder, self._config, self._device, self._copiers, self._left)
+                    self._outgoing = _Outgoing(
+                        self._folder, self._config, self._device, self._copiers, self._blocks, self._left
+                    )
                 return self._outgoing.send(message)
             except (TimeoutError, ConnectionError) as err:
                 # A trainer that only is slow may be joined again; one that is gone is not waited for twice.
@@ -416,13 +421,10 @@ class Sender:
     def allocate(self, count: int) -> Bytes:
         """Memory for `count` bytes of an episode to be sent; where the GPU can read it, sending copies nothing.
 
-        Pinned while no more than `pinned_mb` of it is in use, for NCCL; else memory as any other.
+        Page-locked while no more than `pinned_mb` of it is in use, for NCCL; else memory as any other.
         """
-        if self._device is None or not self._pinned.lend(count):
-            return np.empty(count, np.uint8)
-        found: Bytes = pinned(count).numpy()
-        self._pinned.bind(found, count)
-        return found
+        found = self._blocks.allocate(count)
+        return np.empty(count, np.uint8) if found is None else found
 
     def receive(self, handle: str) -> Episode:
         """Refused: this end sends."""
@@ -453,7 +455,7 @@ class _Job:
         header, size: of its message.
         slot: where its bytes are.
         direct: those that the GPU reads from where they are.
-        copied: from where to where bytes of the slot are copied to.
+        copied: from where to where bytes of the message are copied to, and how much earlier in the slot they lie.
         left: parts that are not yet copied.
         announced: when, s; None until then.
         granted: when, s; None until then.
@@ -463,8 +465,8 @@ class _Job:
     header: bytes
     size: int
     slot: Slot
-    direct: list[Bytes]
-    copied: list[tuple[int, int]]
+    direct: list[Tensor]
+    copied: list[tuple[int, int, int]]
     left: int
     announced: float | None = None
     granted: float | None = None
@@ -473,12 +475,14 @@ class _Job:
 class _Outgoing:
     """One life of a link, as its sender sees it; its fields belong to the condition."""
 
-    def __init__(self, folder: Path, config: NcclConfig, device: Any, copiers: Copiers, left: str | None) -> None:
+    def __init__(
+        self, folder: Path, config: NcclConfig, device: Any, copiers: Copiers, blocks: Blocks, left: str | None
+    ) -> None:
         self._config, self._copiers = config, copiers
         self.session, self._line = find(folder, config.timeout_s, left)
         self._link = introduce(self._line, self.session.token, me(), config.timeout_s)
         pair = dist.PrefixStore(f"{self._link}/pair", self.session.connect(config.timeout_s))
-        self._channel = _join(pair, self.session, device, config)
+        self._channel = _join(pair, self.session, device, config, blocks)
         self._changed = threading.Condition()
         self._jobs: dict[int, _Job] = {}
         self._sent, self._taken, self._over = 0, 0, False
@@ -491,17 +495,19 @@ class _Outgoing:
         number, config = self._sent, self._config
         self._check_grants()
         self._await_room(number)
+        large = [(at, data) for at, data in message.pieces if len(data) >= DIRECT]
+        direct = {at: memory for at, data in large if (memory := self._channel.readable(data)) is not None}
+        todo = closed_up(parts((at, data) for at, data in message.pieces if at not in direct))
         with timed("sender: wait for a buffer", PARTS):
-            slot = self._channel.acquire(message.size, config.timeout_s)
+            on_cpu = todo[-1].end - todo[-1].before if todo else 0
+            slot = self._channel.acquire(message.size, config.timeout_s, on_cpu if direct else None)
         if slot is None:
             raise self._failed or TimeoutError(
                 f"no buffer got free within {config.timeout_s:g} s for {self._handle(number)} to {self.session.peer}; "
                 f"{SLOWER}"
             )
         with timed("sender: begin copies to the GPU", PARTS):
-            large = [(at, data) for at, data in message.pieces if len(data) >= DIRECT]
-            direct = {at: data for at, data in large if self._channel.load_from(slot, at, data)}
-        todo = parts((at, data) for at, data in message.pieces if at not in direct)
+            self._channel.load(slot, list(direct.items()))
         job = _Job(message.header, message.size, slot, list(direct.values()), _ranges(todo), len(todo))
         with self._changed:
             self._jobs[number] = job
@@ -582,7 +588,7 @@ class _Outgoing:
         """Copy a part of an episode into its buffer."""
         try:
             with timed("sender: copy into the buffer, all threads", PARTS):
-                part.fill(job.slot.array(job.size))
+                part.fill(job.slot.memory.numpy())
             with self._changed:
                 job.left -= 1
                 last = job.left == 0
@@ -594,8 +600,8 @@ class _Outgoing:
     def _filled(self, number: int, job: _Job) -> None:
         """Send on to the GPU what was copied, and announce the episode."""
         with timed("sender: begin copies to the GPU", PARTS):
-            for start, end in job.copied:
-                self._channel.load(job.slot, start, end)
+            memory = job.slot.memory
+            self._channel.load(job.slot, [(start, memory[start - k : end - k]) for start, end, k in job.copied])
         job.announced = time.perf_counter()
         self._line.say(EPISODE, number, job.header)
 
@@ -646,20 +652,24 @@ class _Outgoing:
         return ConnectionError(f"{self.session.peer} broke off before {self._handle(number)} was sent: {reason}")
 
 
-def _ranges(found: list[Part]) -> list[tuple[int, int]]:
-    """Where the parts lie, those beside each other as one."""
-    ranges: list[tuple[int, int]] = []
+def _ranges(found: list[Part]) -> list[tuple[int, int, int]]:
+    """Where the parts lie, those beside each other as one, and how much earlier in the buffer."""
+    ranges: list[tuple[int, int, int]] = []
     for part in found:
-        if ranges and part.start - ranges[-1][1] < ALIGNMENT:
-            ranges[-1] = ranges[-1][0], part.end
+        if ranges and part.before == ranges[-1][2]:
+            ranges[-1] = ranges[-1][0], part.end, part.before
         else:
-            ranges.append((part.start, part.end))
+            ranges.append((part.start, part.end, part.before))
     return ranges
 
 
-def _join(pair: dist.Store, session: Session, device: Any, config: NcclConfig) -> Channel:
+def _blocks(config: NcclConfig, device: Any) -> Blocks:
+    return Blocks(config.pinned_mb * 1_000_000, plain if device is None else page_locked)
+
+
+def _join(pair: dist.Store, session: Session, device: Any, config: NcclConfig, blocks: Blocks) -> Channel:
     try:
-        return Channel(pair, 1, device, config.host, config.timeout_s)
+        return Channel(pair, 1, device, config.host, config.timeout_s, blocks)
     except RuntimeError as err:
         reason = str(err).splitlines()[0][:200]
         raise ConnectionError(f"no {config.backend} connection to {session.peer}: {reason}") from err
