@@ -313,11 +313,69 @@ def test_a_sender_frees_an_episode_of_its_own(ends):
 
 def test_what_is_received_and_never_discarded_is_released_by_rule(ends):
     receiver, sender = ends("trainer", limit_mb=2), ends("rollout")
-    handles = [sender.send(sized(900_000, n)) for n in range(3)]
-    receiver.receive(handles[2])
+    handles = [sender.send(sized(900_000, n)) for n in range(2)]
+    for handle in handles:
+        receiver.receive(handle)
+    receiver.receive(sender.send(sized(900_000, 2)))
     with pytest.raises(KeyError, match="transport.limit_mb"):
         receiver.receive(handles[0])
     assert receiver.receive(handles[1]).rewards[0] == 1.0
+
+
+def test_what_nobody_received_yet_is_not_released_for_what_is_newer(ends):
+    # 2 MB have room for two; the last is asked for first and comes all the same, and so do those before it.
+    receiver, sender = ends("trainer", limit_mb=2), ends("rollout")
+    handles = [sender.send(sized(900_000, n)) for n in range(5)]
+    for number in (4, 0, 1, 2, 3):
+        assert receiver.receive(handles[number]).rewards[0] == number
+
+
+def test_a_sender_waits_while_what_nobody_received_fills_the_room(ends):
+    receiver, sender = ends("trainer", limit_mb=2), ends("rollout", timeout_s=2.0)
+    with ThreadPoolExecutor(1) as other:
+        # Two are there and three in the sender's buffers.
+        handles = [sender.send(sized(900_000, n)) for n in range(5)]
+        sixth = other.submit(sender.send, sized(900_000, 5))
+        time.sleep(0.5)
+        assert not sixth.done()
+        assert len(receiver._links[0].held) == 2
+        receiver.receive(handles[0])
+        assert receiver.receive(sixth.result(5)).rewards[0] == 5.0
+    for number in (6, 7, 8):
+        sender.send(sized(900_000, number))
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match=r": 2 MB of episodes that it did not take .* \(transport.limit_mb\)"):
+        [sender.send(sized(900_000, number)) for number in (9, 10, 11)]
+    assert time.monotonic() - began < 10.0
+
+
+def test_a_sender_that_goes_while_it_waits_for_room_is_noticed_and_leaves_it(ends):
+    receiver, sender, other = ends("trainer", limit_mb=2), ends("rollout"), ends("rollout")
+    handles = [sender.send(sized(900_000, n)) for n in range(4)]
+    end = time.monotonic() + 5.0
+    while len(receiver._links[0].held) < 2 and time.monotonic() < end:
+        time.sleep(0.01)
+    sender._outgoing.abort()
+    sender._outgoing = None
+    while receiver._links[0]._channel is not None and time.monotonic() < end:
+        time.sleep(0.01)
+    assert receiver._links[0].broken is not None
+    for number in range(2):
+        assert receiver.receive(handles[number]).rewards[0] == number
+    with pytest.raises(ConnectionError, match=f"{handles[2]} did not arrive"):
+        receiver.receive(handles[2])
+    assert receiver._untaken == 0
+    assert receiver.receive(other.send(sized(1_900_000, 7))).rewards[0] == 7.0
+
+
+def test_what_a_sender_frees_itself_leaves_room(ends):
+    receiver, sender = ends("trainer", limit_mb=2), ends("rollout")
+    first = sender.send(sized(900_000, 0))
+    receiver.receive(sender.send(sized(900_000, 1)))
+    sender.discard(first)
+    receiver.receive(sender.send(sized(8, 2)))
+    # Arrays begin at multiples of 64 bytes, and each episode has one reward: 900,032 + 64 and 64 + 64.
+    assert (receiver._untaken, receiver._ledger.held_bytes) == (0, 900_096 + 128)
 
 
 def test_pictures_in_memory_of_the_sender_arrive_as_they_were(ends):

@@ -2,11 +2,12 @@
 
 An episode is copied into a buffer, announced on the line (its header), granted by the receiver, and travels as one
 message. What is on its way is bounded: a sender takes episode n up only once fewer than `in_flight` before it are not
-taken, so a slow trainer holds its workers up and no memory grows. A grant is also where transfers yield to a weight
-sync: inside `paused()` none is given and none is under way.
+taken, so a slow trainer holds its workers up and no memory grows. Nor is one granted while those of all senders that
+are not taken fill `limit_mb`, unless somebody waits for it. A grant is also where transfers yield to a weight sync:
+inside `paused()` none is given and none is under way.
 
 Frames of a sender: episode (number, header), discard (number), close. Of the receiver: grant (number), taken (how many
-so far). Nothing waits for an answer but a granted buffer for its grant.
+so far), full (MB that there is room for). Nothing waits for an answer but a granted buffer for its grant.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ from alpagym_runtime.transport.rules import Ledger
 from alpagym_runtime.types import Episode
 
 _HANDLE = re.compile(r"nccl-(?P<session>[0-9a-f]{16})-(?P<link>[0-9]{1,9})-(?P<number>[0-9]{1,12})")
-EPISODE, DISCARD, CLOSE, GRANT, TAKEN = b"e", b"d", b"c", b"g", b"t"
+EPISODE, DISCARD, CLOSE, GRANT, TAKEN, FULL = b"e", b"d", b"c", b"g", b"t", b"f"
+LOOK_S = 0.5
+"""Between two looks whether a sender that waits for room is still there."""
 DIRECT = 1 << 20
 """Bytes from which on an array goes to the GPU by itself, if the GPU can read it."""
 SLOWER = "if it is only slow, raise transport.timeout_s"
@@ -61,6 +64,7 @@ class Receiver:
         self._links: dict[int, _Link] = {}
         self._blocks = _blocks(config, self._device)
         self._under_way, self._holding, self._closed = 0, False, False
+        self._untaken = 0  # bytes of episodes that were granted and not taken
         self._callers: list[threading.Thread] = []
         self._acceptor = threading.Thread(target=self._accept, name="alpagym-accept", daemon=True)
         self._acceptor.start()
@@ -80,7 +84,8 @@ class Receiver:
         """
         link_number, number = self._parse(handle)
         end = time.monotonic() + self._config.timeout_s
-        with self._changed:
+        with self._changed, contextlib.ExitStack() as stack:
+            waits_at = None
             while True:
                 link = self._links.get(link_number)
                 if link is not None:
@@ -92,6 +97,8 @@ class Receiver:
                         raise self._ledger.missing(handle)
                     if link.broken is not None:
                         raise ConnectionError(f"{handle} did not arrive from {link.peer}: {link.broken}")
+                    if waits_at is None:
+                        waits_at = stack.enter_context(link.awaiting(number))
                 if not self._changed.wait(max(end - time.monotonic(), 0.0)):
                     who = "no such sender has joined" if link is None else f"its sender is {link.peer}"
                     raise TimeoutError(
@@ -106,7 +113,6 @@ class Receiver:
                 link = self._links.get(link_number)
                 if link is not None:
                     link.drop(number)
-                    self._ledger.remove(handle)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -217,16 +223,30 @@ class _Link:
         self.pending: set[int] = set()
         self.taken: set[int] = set()
         self.gone = _Numbers()
+        self._awaited: list[int] = []
         self.broken: str | None = None
         self.closed = False
         self._taken_count = 0
+        self._sizes: dict[int, int] = {}  # of what was granted and not taken
         self._channel: Channel | None = None
         self._posted: queue.SimpleQueue[tuple[int, bytes, int, Slot] | None] = queue.SimpleQueue()
+
+    @contextlib.contextmanager
+    def awaiting(self, number: int) -> Iterator[_Link]:
+        """Let an episode come, and those before it, although there is no room (the condition is held)."""
+        self._awaited.append(number)
+        self._changed.notify_all()
+        try:
+            yield self
+        finally:
+            self._awaited.remove(number)
 
     def take(self, number: int) -> None:
         """Tell the sender that one more was taken (the condition is held)."""
         self.taken.add(number)
         self._taken_count += 1
+        self._receiver._ledger.taken(self._handle(number))
+        self._leave_room(number)
         with contextlib.suppress(ConnectionError):
             self._line.say(TAKEN, self._taken_count)
 
@@ -239,6 +259,7 @@ class _Link:
         if number not in self.taken:
             self.take(number)
         self.taken.discard(number)
+        self._receiver._ledger.remove(self._handle(number))
         self._changed.notify_all()
 
     def close(self) -> None:
@@ -275,6 +296,8 @@ class _Link:
                 for number in list(self.held):
                     self.drop(number)
                 self.closed = True
+            for number in self._sizes.keys() - self.held.keys():  # which will not come
+                self._leave_room(number)
             self._changed.notify_all()
         if self._channel is not None:
             self._channel.abort()
@@ -287,6 +310,7 @@ class _Link:
         size, config = header_size(header), self._config
         with self._changed:
             self.pending.add(number)
+        self._await_room(number, size)
         assert self._channel is not None
         with timed("receiver: wait for a buffer", PARTS):
             slot = self._channel.acquire(size, 10.0 * config.timeout_s)
@@ -303,6 +327,32 @@ class _Link:
             raise
         self._posted.put((number, header, size, slot))
         return True
+
+    def _await_room(self, number: int, size: int) -> None:
+        """Wait until an episode may be held that nobody took, and count it."""
+        receiver, limit = self._receiver, self._config.limit_mb * 1_000_000
+
+        def may_come() -> bool:
+            fits = receiver._untaken == 0 or receiver._untaken + size <= limit
+            return fits or self.broken is not None or any(number <= asked for asked in self._awaited)
+
+        with timed("receiver: wait for room", PARTS), self._changed:
+            if not may_come():
+                self._line.say(FULL, self._config.limit_mb)
+            while not self._changed.wait_for(may_come, LOOK_S):
+                if self._line.is_over():
+                    raise ConnectionError("the connection was closed")
+            if number not in self.gone:
+                self._sizes[number] = size
+                receiver._untaken += size
+
+    def _leave_room(self, number: int) -> None:
+        """Count an episode no more (the condition is held)."""
+        self._receiver._untaken -= self._sizes.pop(number, 0)
+        self._changed.notify_all()
+
+    def _handle(self, number: int) -> str:
+        return f"nccl-{self._receiver._session.token}-{self._number}-{number}"
 
     def _finish(self) -> None:
         """Take in what arrives; after the first that does not, only count what was granted as over."""
@@ -339,12 +389,12 @@ class _Link:
         return buffer
 
     def _arrived(self, number: int, episode: Episode, size: int) -> None:
-        ledger, token = self._receiver._ledger, self._receiver._session.token
+        ledger = self._receiver._ledger
         with self._changed:
             self.pending.discard(number)
             if number not in self.gone:
                 self.held[number] = episode
-                for old in ledger.add(f"nccl-{token}-{self._number}-{number}", size):
+                for old in ledger.add(self._handle(number), size, wanted=True):
                     link, released = self._receiver._parse(old)
                     self._receiver._links[link].drop(released)
             self._changed.notify_all()
@@ -486,6 +536,7 @@ class _Outgoing:
         self._changed = threading.Condition()
         self._jobs: dict[int, _Job] = {}
         self._sent, self._taken, self._over = 0, 0, False
+        self._full_mb: int | None = None  # of the receiver, which said that there is no room for more
         self._failed: Exception | None = None
         self._started: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         for name, work in (("hear", self._hear), ("sent", self._finish)):
@@ -503,8 +554,8 @@ class _Outgoing:
             slot = self._channel.acquire(message.size, config.timeout_s, on_cpu if direct else None)
         if slot is None:
             raise self._failed or TimeoutError(
-                f"no buffer got free within {config.timeout_s:g} s for {self._handle(number)} to {self.session.peer}; "
-                f"{SLOWER}"
+                f"no buffer got free within {config.timeout_s:g} s for {self._handle(number)} to {self.session.peer}"
+                f"{self._full()}; {SLOWER}"
             )
         with timed("sender: begin copies to the GPU", PARTS):
             self._channel.load(slot, list(direct.items()))
@@ -561,7 +612,7 @@ class _Outgoing:
         if not came:
             raise TimeoutError(
                 f"{self.session.peer} took no episode within {config.timeout_s:g} s, and {config.in_flight} are on "
-                f"their way before {self._handle(number)} (transport.in_flight); is it alive? {SLOWER}"
+                f"their way before {self._handle(number)} (transport.in_flight){self._full()}; is it alive? {SLOWER}"
             )
 
     def _check_grants(self) -> None:
@@ -571,9 +622,14 @@ class _Outgoing:
             waiting = [n for n, job in self._jobs.items() if job.announced and not job.granted and job.announced < late]
         if waiting and self._failed is None:
             raise TimeoutError(
-                f"{self.session.peer} did not ask for {self._handle(waiting[0])} within {self._config.timeout_s:g} s; "
-                f"is it alive? {SLOWER}"
+                f"{self.session.peer} did not ask for {self._handle(waiting[0])} within {self._config.timeout_s:g} s"
+                f"{self._full()}; is it alive? {SLOWER}"
             )
+
+    def _full(self) -> str:
+        if self._full_mb is None:
+            return ""
+        return f": {self._full_mb} MB of episodes that it did not take are there already (transport.limit_mb)"
 
     def _fail(self, err: Exception) -> None:
         with self._changed:
@@ -611,7 +667,11 @@ class _Outgoing:
             while True:
                 kind, number, _ = self._line.hear()
                 if kind == GRANT:
+                    self._full_mb = None
                     self._granted(number, self._jobs[number])
+                    continue
+                if kind == FULL:
+                    self._full_mb = number
                     continue
                 with self._changed:
                     self._taken = number
