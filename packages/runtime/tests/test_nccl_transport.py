@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import queue
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from alpagym_runtime.deploy_config import DeploySection
 from alpagym_runtime.machine import Gpu
@@ -205,6 +207,27 @@ def test_what_is_kept_makes_room_for_what_is_lent():
     large = blocks.allocate(1_500_000)
     assert large is not None
     assert sum(ref() is not None for ref in gone) == 1
+
+
+def test_closed_blocks_keep_nothing():
+    made = []
+
+    def make(size):
+        made.append(plain(size))
+        return made[-1]
+
+    blocks = Blocks(3 << 20, make)
+    lent, kept = blocks.allocate(1 << 20), blocks.allocate(1 << 20)
+    refs = [weakref.ref(block) for block in made]
+    made.clear()
+    del kept
+    blocks.close()
+    assert [ref() is not None for ref in refs] == [True, False]
+    assert blocks.allocate(8) is None
+    lent[:] = 3
+    del lent
+    assert blocks.take(1 << 20) is made[0]
+    assert refs[0]() is None
 
 
 def test_what_is_small_takes_no_large_block():
@@ -559,6 +582,59 @@ def test_one_process_for_both_is_refused():
     assert (problem.key, problem.remedy) == (".type", "rollout.workers=2, or transport=memory")
     Config.has_workers = True
     assert not list(NcclConfig(backend="gloo").preflight(Config, None))
+
+
+class Between:
+    """Stands in for NCCL within one process: what one end sends is copied on its stream to where the other receives."""
+
+    def __init__(self):
+        self._to, self._gone = queue.SimpleQueue(), queue.SimpleQueue()
+
+    def recv(self, tensors, peer, tag):
+        self._to.put(tensors[0])
+        torch.cuda.current_stream().wait_event(self._gone.get(timeout=30.0))  # one of the past is no event yet
+        return self
+
+    def send(self, tensors, peer, tag):
+        self._to.get(timeout=30.0).copy_(tensors[0], non_blocking=True)
+        self._gone.put(torch.cuda.current_stream().record_event())
+        return self
+
+    def wait(self):
+        pass
+
+    def abort(self):
+        pass
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pinned_mb", [4096, 0])
+def test_what_a_gpu_reads_and_what_is_copied_arrive_and_no_more_memory_is_locked(ends, monkeypatch, pinned_mb):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU: pytest -m gpu on a machine that has one")
+    between, drawn = Between(), np.random.default_rng(0)
+    monkeypatch.setattr("alpagym_runtime.transport.nccl.channel.process_group", lambda *_: between)
+    receiver = ends("trainer", backend="nccl", pinned_mb=pinned_mb)
+    sender = ends("rollout", backend="nccl", pinned_mb=pinned_mb, copy_threads=2)
+
+    def one(number):
+        # In the order of a message: copied, read, copied and large, read, copied and small.
+        pictures = [sender.allocate(size) for size in (5_000_000, 3_000_001)]
+        for array in pictures:
+            array[:] = drawn.integers(0, 256, len(array), np.uint8)
+        others = [drawn.integers(0, 256, size, np.uint8) for size in (70, 2_500_000, 900)]
+        names = {"a": others[0], "b": pictures[0], "c": others[1], "d": pictures[1], "e": others[2]}
+        return replace(example_camera_episode(4, 1), observation=names, rewards=np.full(4, float(number)))
+
+    locked = []
+    for number in range(12):
+        episode = one(number)
+        got = receiver.receive(handle := sender.send(episode))
+        assert_same(got, episode, "the episode")
+        receiver.discard(handle)
+        del got, episode
+        locked.append(torch.cuda.host_memory_stats()["num_host_alloc"])
+    assert locked[-1] == locked[6]
 
 
 def test_nccl_on_one_machine_needs_two_gpus():

@@ -68,7 +68,7 @@ class Blocks:
         """Keep a block that was taken, if there is room."""
         with self._lock:
             self._collect()
-            if len(block) and self._lent + sum(map(len, self._kept)) + len(block) <= self._limit:
+            if len(block) and self._lent + self._kept_bytes() + len(block) <= self._limit:
                 self._insert(block)
 
     def lend(self, block: Tensor, count: int) -> NDArray[Any] | None:
@@ -77,8 +77,7 @@ class Blocks:
             if not self._has_room(len(block)):
                 return None
             self._lent += len(block)
-            while self._kept and self._lent + sum(map(len, self._kept)) > self._limit:
-                self._kept.pop()
+            self._collect()
         # Views of views refer to this array, since its own base is no array.
         found: NDArray[Any] = block[:count].numpy()
         weakref.finalize(found, self._back.put, block).atexit = False
@@ -91,17 +90,29 @@ class Blocks:
                 return None
         return self.lend(self.take(count), count)
 
+    def close(self) -> None:
+        """Keep nothing from here on; what is lent stays with who has it."""
+        with self._lock:
+            self._limit = 0
+            self._collect()
+
     def _has_room(self, size: int) -> bool:
         self._collect()
         return self._lent + size <= self._limit
 
     def _collect(self) -> None:
-        """Keep what has come back."""
+        """Keep what has come back, as much as there is room for."""
         while not self._back.empty():
             block = self._back.get()
             self._lent -= len(block)
             self._insert(block)
 
+        while self._kept and self._lent + self._kept_bytes() > self._limit:
+            self._kept.pop()
+
     def _insert(self, block: Tensor) -> None:
         self._kept.append(block)
         self._kept.sort(key=len)
+
+    def _kept_bytes(self) -> int:
+        return sum(map(len, self._kept))

@@ -151,6 +151,7 @@ class Receiver:
         for thread in self._callers:
             thread.join(self._config.timeout_s)
         self._copiers.close()
+        self._blocks.close()
         forget(self._folder, self._session)
         self._store = None  # with it the store ends, and whoever waits there
 
@@ -495,6 +496,7 @@ class Sender:
             if self._outgoing is not None:
                 self._outgoing.close()
             self._copiers.close()
+            self._blocks.close()
 
 
 @dataclass
