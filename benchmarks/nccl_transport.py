@@ -213,8 +213,10 @@ def send(folder: Path, options: argparse.Namespace) -> None:
     for number in range(options.in_flight):
         print(sender.send(episode(size, number, allocate)), flush=True)
     sys.stdin.readline()  # they have arrived
-    before = memory()
+    before = memory()  # takes tenths of a second, so the other process starts its clock only now
     PARTS.take()
+    print("ready", flush=True)
+    sys.stdin.readline()
     cpu = time.process_time()
     for number in range(options.episodes):
         one = episode(size, number, allocate)
@@ -231,10 +233,16 @@ def send(folder: Path, options: argparse.Namespace) -> None:
     print("closed", flush=True)
 
 
+def answer(child: subprocess.Popen[str]) -> None:
+    """Let the sending process go on."""
+    assert child.stdin is not None
+    child.stdin.write("\n")
+    child.stdin.flush()
+
+
 def receive(folder: Path, child: subprocess.Popen[str], options: argparse.Namespace) -> dict[str, Any]:
     """The receiving process: both figures and both memories."""
     assert child.stdout is not None
-    assert child.stdin is not None
     bare_s = bare(folder, 0, options)
     receiver = config(options).build("trainer", folder)
     held = {}
@@ -246,9 +254,10 @@ def receive(folder: Path, child: subprocess.Popen[str], options: argparse.Namesp
         receiver.discard(held.popitem()[0])
     before = memory()
     PARTS.take()
-    child.stdin.write("\n")
-    child.stdin.flush()
+    answer(child)
+    child.stdout.readline()
     began = time.perf_counter()
+    answer(child)
     cpu = time.process_time()
     for _ in range(options.episodes):
         handle = child.stdout.readline().strip()
@@ -261,11 +270,9 @@ def receive(folder: Path, child: subprocess.Popen[str], options: argparse.Namesp
     cpu = time.process_time() - cpu
     del got
     after = memory()
-    child.stdin.write("\n")
-    child.stdin.flush()
+    answer(child)
     other = json.loads(child.stdout.readline())
-    child.stdin.write("\n")
-    child.stdin.flush()
+    answer(child)
     child.stdout.readline()
     receiver.close()
     gigabytes = options.episodes * size / 1e9
