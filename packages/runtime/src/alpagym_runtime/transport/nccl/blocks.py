@@ -88,7 +88,11 @@ class Blocks:
         with self._lock:
             if not self._has_room(rounded(count)):
                 return None
-        return self.lend(self.take(count), count)
+        block = self.take(count)
+        found = self.lend(block, count)
+        if found is None:  # others were faster
+            self.keep(block)
+        return found
 
     def close(self) -> None:
         """Keep nothing from here on; what is lent stays with who has it."""
