@@ -3,6 +3,7 @@
     python benchmarks/nccl_transport.py                                             # two GPUs, 200 episodes of 64 MB
     python benchmarks/nccl_transport.py --backend gloo --episodes 20 --megabytes 8  # a CPU
     python benchmarks/nccl_transport.py --profile                                   # where the time goes
+    python benchmarks/nccl_transport.py --one-gpu                                   # without the way between two GPUs
 
 One process sends back to back with at most 8 episodes on their way, the other receives, takes and discards. Their
 pictures are in memory of the transport (`allocate`), where a worker's collector puts them, or in ordinary memory.
@@ -11,6 +12,11 @@ queued on one stream and waited for once (gloo: from memory to memory). Memory i
 many as can be on their way and all held at once, which make the buffers, and again at the end. Prints a line of JSON;
 with `--profile` also milliseconds an episode of each part, and what the machine copies into pinned memory by so many
 threads.
+
+With `--one-gpu` both processes are on one GPU, and where NCCL would send or receive a buffer it is copied within that
+GPU, on the same stream. Packing, every copy, announcements, grants and unpacking are as ever; no byte passes from one
+process to the other, so contents are not checked, neither end waits for the other's data, and its figures are not those
+of two GPUs. `--backend gloo --one-gpu` does the same on a CPU, to try the benchmark.
 """
 
 from __future__ import annotations
@@ -37,6 +43,7 @@ from numpy.typing import NDArray
 from alpagym_runtime.telemetry.timers import timed
 from alpagym_runtime.transport.config import NcclConfig
 from alpagym_runtime.transport.nccl import channel as channels
+from alpagym_runtime.transport.nccl.blocks import Blocks, page_locked, plain
 from alpagym_runtime.transport.nccl.channel import PARTS, Channel, current_device
 from alpagym_runtime.transport.nccl.copiers import Copiers
 from alpagym_runtime.transport.nccl.ends import Sender
@@ -76,6 +83,36 @@ def check(found: Episode) -> None:
     assert (pictures[-1, ..., -1, :] == number).all()
 
 
+class SameGpu:
+    """Stands in for the process group of a `Channel`: a buffer is copied to a place on its own GPU, or from there."""
+
+    def __init__(self, device: torch.device | None) -> None:
+        self._place = torch.empty(0, dtype=torch.uint8, device=device)
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> SameGpu:
+        """Copy what is to be sent away."""
+        (tensor,) = tensors
+        self._at(len(tensor)).copy_(tensor, non_blocking=True)
+        return self
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> SameGpu:
+        """Copy something to where it is to arrive."""
+        (tensor,) = tensors
+        tensor.copy_(self._at(len(tensor)), non_blocking=True)
+        return self
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        """The stream is in order, and a CPU has copied already."""
+
+    def abort(self) -> None:
+        """Nothing waits."""
+
+    def _at(self, size: int) -> torch.Tensor:
+        if len(self._place) < size:
+            self._place = torch.zeros(size, dtype=torch.uint8, device=self._place.device)
+        return self._place[:size]
+
+
 class Kept:
     """Ordinary memory that was written to before, as a process's heap has it: its pages are there."""
 
@@ -99,7 +136,7 @@ def memory() -> dict[str, float]:
 
 
 def bare(folder: Path, rank: int, options: argparse.Namespace) -> float:
-    """Seconds for all buffers, after one to warm up."""
+    """Seconds for all buffers, after one to warm up, of the slower process."""
     where = folder / "bare"
     if rank == 0:
         store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), wait_for_workers=False)
@@ -110,7 +147,8 @@ def bare(folder: Path, rank: int, options: argparse.Namespace) -> float:
             time.sleep(0.01)
         store = dist.TCPStore("127.0.0.1", int(where.read_text()), None, False, timedelta(seconds=60))
     device = current_device(options.backend)
-    channel = Channel(dist.PrefixStore("bare", store), rank, device, "127.0.0.1", 60.0)
+    blocks = Blocks(0, plain if device is None else page_locked)
+    channel = Channel(dist.PrefixStore("bare", store), rank, device, "127.0.0.1", 60.0, blocks)
     size = sum(array.nbytes for array in episode(round(options.megabytes * 1e6), 0, plain_memory).observation.values())
     slot = channel.acquire(size, 60.0)
     assert slot is not None
@@ -124,13 +162,15 @@ def bare(folder: Path, rank: int, options: argparse.Namespace) -> float:
             if rank == 0:
                 channel.start_receive(slot, size)
             else:
-                channel.load(slot, 0, size)
+                channel.load(slot, [(0, slot.memory[:size])])
                 channel.start_send(slot, size)
             if device is None:
                 channel.finish(slot, size, 60.0)
         if device is not None:
             torch.cuda.synchronize()
         seconds = time.perf_counter() - began
+    store.set(f"seconds{rank}", str(seconds))
+    seconds = max(float(store.get(f"seconds{either}")) for either in (0, 1))
     store.add("done", 1)
     while rank == 0 and store.add("done", 0) < 2:
         time.sleep(0.001)
@@ -173,8 +213,10 @@ def send(folder: Path, options: argparse.Namespace) -> None:
     for number in range(options.in_flight):
         print(sender.send(episode(size, number, allocate)), flush=True)
     sys.stdin.readline()  # they have arrived
-    before = memory()
+    before = memory()  # takes tenths of a second, so the other process starts its clock only now
     PARTS.take()
+    print("ready", flush=True)
+    sys.stdin.readline()
     cpu = time.process_time()
     for number in range(options.episodes):
         one = episode(size, number, allocate)
@@ -188,12 +230,19 @@ def send(folder: Path, options: argparse.Namespace) -> None:
     print(json.dumps(found), flush=True)
     sys.stdin.readline()
     sender.close()
+    print("closed", flush=True)
+
+
+def answer(child: subprocess.Popen[str]) -> None:
+    """Let the sending process go on."""
+    assert child.stdin is not None
+    child.stdin.write("\n")
+    child.stdin.flush()
 
 
 def receive(folder: Path, child: subprocess.Popen[str], options: argparse.Namespace) -> dict[str, Any]:
     """The receiving process: both figures and both memories."""
     assert child.stdout is not None
-    assert child.stdin is not None
     bare_s = bare(folder, 0, options)
     receiver = config(options).build("trainer", folder)
     held = {}
@@ -205,26 +254,26 @@ def receive(folder: Path, child: subprocess.Popen[str], options: argparse.Namesp
         receiver.discard(held.popitem()[0])
     before = memory()
     PARTS.take()
-    child.stdin.write("\n")
-    child.stdin.flush()
+    answer(child)
+    child.stdout.readline()
     began = time.perf_counter()
+    answer(child)
     cpu = time.process_time()
     for _ in range(options.episodes):
         handle = child.stdout.readline().strip()
         with timed("receiver: wait for the episode", PARTS):
             got = receiver.receive(handle)
-        check(got)
+        if not options.one_gpu:
+            check(got)
         receiver.discard(handle)
     seconds = time.perf_counter() - began
     cpu = time.process_time() - cpu
     del got
     after = memory()
-    child.stdin.write("\n")
-    child.stdin.flush()
+    answer(child)
     other = json.loads(child.stdout.readline())
-    child.stdin.write("\n")
-    child.stdin.flush()
-    child.wait(60)
+    answer(child)
+    child.stdout.readline()
     receiver.close()
     gigabytes = options.episodes * size / 1e9
     if options.profile:
@@ -235,6 +284,7 @@ def receive(folder: Path, child: subprocess.Popen[str], options: argparse.Namesp
         print("copying, GB/s by threads:", {n: round(v, 1) for n, v in other["copying_gb_per_s"].items()})
     return {
         "backend": options.backend,
+        "one_gpu": options.one_gpu,
         "episodes": options.episodes,
         "megabytes": size / 1e6,
         "in_flight": options.in_flight,
@@ -264,20 +314,28 @@ def main() -> None:
     parser.add_argument(
         "--buffers", type=int, default=channels.SLOTS, help="of each end, beside those that episodes hold"
     )
+    parser.add_argument("--one-gpu", action="store_true", help="replace the way between two GPUs by a copy within one")
+    parser.add_argument("--repeat", type=int, default=1, help="measure so many times")
     parser.add_argument("--profile", action="store_true", help="show where the time goes")
     parser.add_argument("--sender-in", metavar="DIR", help=argparse.SUPPRESS)
     options = parser.parse_args()
     channels.SLOTS = options.buffers
+    if options.one_gpu:
+        channels.process_group = lambda store, rank, device, host, timeout_s: SameGpu(device)
     if options.backend == "nccl":
-        torch.cuda.set_device(1 if options.sender_in else 0)
+        torch.cuda.set_device(1 if options.sender_in and not options.one_gpu else 0)
     if options.sender_in:
-        send(Path(options.sender_in), options)
+        for turn in range(options.repeat):
+            send(Path(options.sender_in, str(turn)), options)
         return
     with tempfile.TemporaryDirectory() as folder:
+        for turn in range(options.repeat):
+            Path(folder, str(turn)).mkdir()
         command = [sys.executable, __file__, *sys.argv[1:], "--sender-in", folder]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         try:
-            print(json.dumps(receive(Path(folder), child, options)))
+            for turn in range(options.repeat):
+                print(json.dumps(receive(Path(folder, str(turn)), child, options)), flush=True)
         finally:
             child.kill()
             child.wait()

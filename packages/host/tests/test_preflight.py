@@ -397,6 +397,16 @@ def test_cosmos_carries_episodes_through_nccl_between_two_workers(good_tools):
     assert "are 1032" in message["cosmos.train.train_batch_per_replica"].message
 
 
+def test_what_cosmos_has_under_way_through_nccl_fits_its_room(good_tools):
+    words = ("trainer=cosmos", "rollout.group_size=8", "cosmos.train.train_batch_per_replica=16", "transport=nccl")
+    gpus, pictures = ("topology.gpus_per_node=2",), ("policy=fake_vla",)
+    # (1 step ahead + 1) × 16 + a batch of 1 group of 8 = 40 episodes × (35 + 1) frames × 2 × 320 × 512 × 3 bytes.
+    problem = found(*words, *gpus, *pictures, "transport.limit_mb=1415")["transport.limit_mb"]
+    assert "40 episodes × 36 frames × 0.98 MB of pictures = 1.42 GB" in problem.message
+    assert problem.remedy == "transport.limit_mb=1416, transport=disk, or smaller batches"
+    assert "transport.limit_mb" not in found(*words, *gpus, *pictures, "transport.limit_mb=1416")
+
+
 def test_cosmos_names_what_its_workers_cannot_do(good_tools):
     words = ("trainer.type=cosmos", "rollout.group_size=8", "cosmos.device=cpu")
     assert set(found(*words)) <= {"trainer"}  # the extra may be missing

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import queue
 import signal
 import socket
 import subprocess
@@ -17,14 +18,16 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from alpagym_runtime.deploy_config import DeploySection
 from alpagym_runtime.machine import Gpu
 from alpagym_runtime.testing.conformance import TransportConformance, empty_episode
 from alpagym_runtime.testing.examples import assert_same, example_camera_episode, example_episode
 from alpagym_runtime.transport.config import NcclConfig
+from alpagym_runtime.transport.nccl.blocks import Blocks, plain
 from alpagym_runtime.transport.nccl.ends import _ranges
-from alpagym_runtime.transport.nccl.message import pack, parts, unpack
+from alpagym_runtime.transport.nccl.message import closed_up, pack, parts, unpack
 from alpagym_runtime.types import Ragged
 
 FAST = {"backend": "gloo", "copy_threads": 1}
@@ -100,7 +103,6 @@ def test_pieces_are_copied_in_parts_that_leave_out_what_is_not_among_them():
     pieces = [(at, np.full(size, at % 7, np.uint8)) for at, size in ((0, 100), (128, 200), (1024, 10))]
     found = parts(pieces, longest=150)
     assert [(part.start, part.end) for part in found] == [(0, 150), (150, 300), (300, 328), (1024, 1034)]
-    assert _ranges(found) == [(0, 328), (1024, 1034)]
     buffer = np.full(1100, 9, np.uint8)
     for part in found:
         part.fill(buffer)
@@ -108,6 +110,25 @@ def test_pieces_are_copied_in_parts_that_leave_out_what_is_not_among_them():
     assert (buffer[128:328] == 128 % 7).all()
     assert (buffer[1024:1034] == 1024 % 7).all()
     assert (buffer[328:1024] == 9).all()
+
+
+def test_a_buffer_has_room_for_what_is_copied_only():
+    # From 328 to 1024 of the message nothing is copied: of the 696 bytes 640 = 10 · 64 are left out of the buffer.
+    pieces = [(at, np.full(size, at % 7, np.uint8)) for at, size in ((0, 100), (128, 200), (1024, 10))]
+    found = closed_up(parts(pieces, longest=150))
+    assert [part.before for part in found] == [0, 0, 0, 640]
+    assert _ranges(found) == [(0, 328, 0), (1024, 1034, 640)]
+    buffer = np.full(394, 9, np.uint8)
+    for part in found:
+        part.fill(buffer)
+    assert (buffer[:100] == 0).all()
+    assert (buffer[128:328] == 128 % 7).all()
+    assert (buffer[384:394] == 1024 % 7).all()
+
+
+def test_nothing_is_left_out_of_a_buffer_that_everything_is_copied_into():
+    message = pack(example_camera_episode(4, 1))
+    assert all(part.before == 0 for part in closed_up(parts(message.pieces, longest=100_000)))
 
 
 @pytest.mark.parametrize(
@@ -138,6 +159,83 @@ def test_what_is_no_header_is_refused(header):
 def test_objects_are_no_data():
     with pytest.raises(ValueError, match="'x': object arrays must be"):
         pack(replace(empty_episode(), observation={"x": np.array([{}], object)}))
+
+
+# ---------------------------------------------------------------- blocks
+
+
+def where(array):
+    """Its address."""
+    return array.__array_interface__["data"][0]
+
+
+def test_a_block_comes_back_with_the_last_view_and_is_lent_again():
+    blocks = Blocks(1 << 20, plain)
+    first = blocks.allocate(100_000)
+    assert len(first) == 100_000
+    address, view = where(first), first.reshape(2, -1)[1:]
+    del first
+    second = blocks.allocate(100_000)
+    assert where(second) != address
+    del view
+    assert where(blocks.allocate(90_000)) == address
+
+
+def test_no_more_is_lent_than_the_limit_as_blocks_are_large():
+    # 100,000 bytes take a block of 2**17 = 131,072: two of them are 262,144.
+    blocks = Blocks(262_144, plain)
+    first, second = blocks.allocate(100_000), blocks.allocate(131_072)
+    assert blocks.allocate(1) is None
+    assert first is not None
+    del second
+    assert blocks.allocate(1) is not None
+
+
+def test_what_is_kept_makes_room_for_what_is_lent():
+    made = []
+
+    def make(size):
+        made.append(plain(size))
+        return made[-1]
+
+    blocks = Blocks(3 << 20, make)
+    three = [blocks.allocate(1 << 20) for _ in range(3)]
+    del three
+    gone = [weakref.ref(block) for block in made]
+    made.clear()
+    # 1.5 MB takes 2 MiB: with it in use one of the three of 1 MiB may stay.
+    large = blocks.allocate(1_500_000)
+    assert large is not None
+    assert sum(ref() is not None for ref in gone) == 1
+
+
+def test_closed_blocks_keep_nothing():
+    made = []
+
+    def make(size):
+        made.append(plain(size))
+        return made[-1]
+
+    blocks = Blocks(3 << 20, make)
+    lent, kept = blocks.allocate(1 << 20), blocks.allocate(1 << 20)
+    refs = [weakref.ref(block) for block in made]
+    made.clear()
+    del kept
+    blocks.close()
+    assert [ref() is not None for ref in refs] == [True, False]
+    assert blocks.allocate(8) is None
+    lent[:] = 3
+    del lent
+    assert blocks.take(1 << 20) is made[0]
+    assert refs[0]() is None
+
+
+def test_what_is_small_takes_no_large_block():
+    blocks = Blocks(1 << 30, plain)
+    address = where(blocks.allocate(1 << 20))
+    small = blocks.allocate(100_000)
+    assert where(small) != address
+    assert where(blocks.allocate(600_000)) == address
 
 
 # ---------------------------------------------------------------- flight
@@ -238,11 +336,69 @@ def test_a_sender_frees_an_episode_of_its_own(ends):
 
 def test_what_is_received_and_never_discarded_is_released_by_rule(ends):
     receiver, sender = ends("trainer", limit_mb=2), ends("rollout")
-    handles = [sender.send(sized(900_000, n)) for n in range(3)]
-    receiver.receive(handles[2])
+    handles = [sender.send(sized(900_000, n)) for n in range(2)]
+    for handle in handles:
+        receiver.receive(handle)
+    receiver.receive(sender.send(sized(900_000, 2)))
     with pytest.raises(KeyError, match="transport.limit_mb"):
         receiver.receive(handles[0])
     assert receiver.receive(handles[1]).rewards[0] == 1.0
+
+
+def test_what_nobody_received_yet_is_not_released_for_what_is_newer(ends):
+    # 2 MB have room for two; the last is asked for first and comes all the same, and so do those before it.
+    receiver, sender = ends("trainer", limit_mb=2), ends("rollout")
+    handles = [sender.send(sized(900_000, n)) for n in range(5)]
+    for number in (4, 0, 1, 2, 3):
+        assert receiver.receive(handles[number]).rewards[0] == number
+
+
+def test_a_sender_waits_while_what_nobody_received_fills_the_room(ends):
+    receiver, sender = ends("trainer", limit_mb=2), ends("rollout", timeout_s=2.0)
+    with ThreadPoolExecutor(1) as other:
+        # Two are there and three in the sender's buffers.
+        handles = [sender.send(sized(900_000, n)) for n in range(5)]
+        sixth = other.submit(sender.send, sized(900_000, 5))
+        time.sleep(0.5)
+        assert not sixth.done()
+        assert len(receiver._links[0].held) == 2
+        receiver.receive(handles[0])
+        assert receiver.receive(sixth.result(5)).rewards[0] == 5.0
+    for number in (6, 7, 8):
+        sender.send(sized(900_000, number))
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match=r": 2 MB of episodes that it did not take .* \(transport.limit_mb\)"):
+        [sender.send(sized(900_000, number)) for number in (9, 10, 11)]
+    assert time.monotonic() - began < 10.0
+
+
+def test_a_sender_that_goes_while_it_waits_for_room_is_noticed_and_leaves_it(ends):
+    receiver, sender, other = ends("trainer", limit_mb=2), ends("rollout"), ends("rollout")
+    handles = [sender.send(sized(900_000, n)) for n in range(4)]
+    end = time.monotonic() + 5.0
+    while len(receiver._links[0].held) < 2 and time.monotonic() < end:
+        time.sleep(0.01)
+    sender._outgoing.abort()
+    sender._outgoing = None
+    while receiver._links[0]._channel is not None and time.monotonic() < end:
+        time.sleep(0.01)
+    assert receiver._links[0].broken is not None
+    for number in range(2):
+        assert receiver.receive(handles[number]).rewards[0] == number
+    with pytest.raises(ConnectionError, match=f"{handles[2]} did not arrive"):
+        receiver.receive(handles[2])
+    assert receiver._untaken == 0
+    assert receiver.receive(other.send(sized(1_900_000, 7))).rewards[0] == 7.0
+
+
+def test_what_a_sender_frees_itself_leaves_room(ends):
+    receiver, sender = ends("trainer", limit_mb=2), ends("rollout")
+    first = sender.send(sized(900_000, 0))
+    receiver.receive(sender.send(sized(900_000, 1)))
+    sender.discard(first)
+    receiver.receive(sender.send(sized(8, 2)))
+    # Arrays begin at multiples of 64 bytes, and each episode has one reward: 900,032 + 64 and 64 + 64.
+    assert (receiver._untaken, receiver._ledger.held_bytes) == (0, 900_096 + 128)
 
 
 def test_pictures_in_memory_of_the_sender_arrive_as_they_were(ends):
@@ -253,6 +409,24 @@ def test_pictures_in_memory_of_the_sender_arrive_as_they_were(ends):
         found = receiver.receive(sender.send(replace(empty_episode(), observation={"x": pictures.reshape(2, -1)})))
         assert found.observation["x"].shape == (2, 1_000_000)
         assert (found.observation["x"] == number).all()
+
+
+def test_episodes_beyond_the_memory_that_they_may_hold_are_copied(ends):
+    receiver, sender = ends("trainer", pinned_mb=0), ends("rollout", pinned_mb=0)
+    for number in range(3):
+        pictures = sender.allocate(2_000_000)
+        pictures[:] = number
+        found = receiver.receive(sender.send(replace(empty_episode(), observation={"x": pictures})))
+        assert (found.observation["x"] == number).all()
+
+
+def test_small_episodes_do_not_hold_the_buffers_of_large_ones(ends):
+    # Blocks of 2**22, 2**16, 2**16, ...: beside the large one ten small ones hold less than one more large one.
+    receiver, sender = ends("trainer"), ends("rollout", in_flight=16)
+    handles = [sender.send(sized(size, n)) for n, size in enumerate([4_000_000] * 4 + [8] * 10)]
+    held = [receiver.receive(handle) for handle in handles]
+    assert receiver._blocks._lent <= 4 * (1 << 22) + 10 * (1 << 16)
+    assert [episode.rewards[0] for episode in held] == list(range(14))
 
 
 def test_an_episode_that_has_gone_is_let_go_of_without_the_garbage_collector(ends):
@@ -408,6 +582,59 @@ def test_one_process_for_both_is_refused():
     assert (problem.key, problem.remedy) == (".type", "rollout.workers=2, or transport=memory")
     Config.has_workers = True
     assert not list(NcclConfig(backend="gloo").preflight(Config, None))
+
+
+class Between:
+    """Stands in for NCCL within one process: what one end sends is copied on its stream to where the other receives."""
+
+    def __init__(self):
+        self._to, self._gone = queue.SimpleQueue(), queue.SimpleQueue()
+
+    def recv(self, tensors, peer, tag):
+        self._to.put(tensors[0])
+        torch.cuda.current_stream().wait_event(self._gone.get(timeout=30.0))  # one of the past is no event yet
+        return self
+
+    def send(self, tensors, peer, tag):
+        self._to.get(timeout=30.0).copy_(tensors[0], non_blocking=True)
+        self._gone.put(torch.cuda.current_stream().record_event())
+        return self
+
+    def wait(self):
+        pass
+
+    def abort(self):
+        pass
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pinned_mb", [4096, 0])
+def test_what_a_gpu_reads_and_what_is_copied_arrive_and_no_more_memory_is_locked(ends, monkeypatch, pinned_mb):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU: pytest -m gpu on a machine that has one")
+    between, drawn = Between(), np.random.default_rng(0)
+    monkeypatch.setattr("alpagym_runtime.transport.nccl.channel.process_group", lambda *_: between)
+    receiver = ends("trainer", backend="nccl", pinned_mb=pinned_mb)
+    sender = ends("rollout", backend="nccl", pinned_mb=pinned_mb, copy_threads=2)
+
+    def one(number):
+        # In the order of a message: copied, read, copied and large, read, copied and small.
+        pictures = [sender.allocate(size) for size in (5_000_000, 3_000_001)]
+        for array in pictures:
+            array[:] = drawn.integers(0, 256, len(array), np.uint8)
+        others = [drawn.integers(0, 256, size, np.uint8) for size in (70, 2_500_000, 900)]
+        names = {"a": others[0], "b": pictures[0], "c": others[1], "d": pictures[1], "e": others[2]}
+        return replace(example_camera_episode(4, 1), observation=names, rewards=np.full(4, float(number)))
+
+    locked = []
+    for number in range(12):
+        episode = one(number)
+        got = receiver.receive(handle := sender.send(episode))
+        assert_same(got, episode, "the episode")
+        receiver.discard(handle)
+        del got, episode
+        locked.append(torch.cuda.host_memory_stats()["num_host_alloc"])
+    assert locked[-1] == locked[6]
 
 
 def test_nccl_on_one_machine_needs_two_gpus():

@@ -77,7 +77,8 @@ class NcclConfig:
         timeout_s: longest wait for the other end, wherever one waits.
         copy_threads: that copy into pinned memory what of an episode is not in it.
         pinned_mb: pinned memory that episodes may hold, at each end; those beyond it are copied.
-        limit_mb: room for what the trainer received and nobody discarded; beyond it the oldest is released.
+        limit_mb: room for episodes at the trainer. The oldest that was received and not discarded is released for a
+            new one; for those that nobody received yet a sender waits.
         expire_s: age at which one is released.
 
     """

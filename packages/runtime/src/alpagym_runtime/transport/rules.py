@@ -1,7 +1,7 @@
 """What every transport does with episodes that nobody discards: it releases them by rule, so nothing grows for ever.
 
-The oldest goes first, when its time is over or when a newer one needs its room. A handle that was released says so, and
-which key to change.
+The oldest goes first, when its time is over or when a newer one needs its room, for which what is still wanted stays
+where the sender can be held up instead. A handle that was released says so, and which key to change.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ REMEMBERED = 1024
 class _Held:
     size: int
     since: float
+    wanted: bool
 
 
 class Ledger:
@@ -38,11 +39,14 @@ class Ledger:
         self._reasons: OrderedDict[str, str] = OrderedDict()
         self._lock = Lock()
 
-    def add(self, handle: str, size: int) -> list[str]:
-        """Note a new episode; returns the handles that are to be released for it, oldest first, never the new one."""
+    def add(self, handle: str, size: int, *, wanted: bool = False) -> list[str]:
+        """Note a new episode; returns the handles that are to be released for it, oldest first, never the new one.
+
+        One that is `wanted` makes no room for others until it is `taken`; its time can be over all the same.
+        """
         with self._lock:
             now = self._clock()
-            self._held[handle] = _Held(size, now)
+            self._held[handle] = _Held(size, now, wanted)
             gone = []
             total = sum(held.size for held in self._held.values())
             for old, held in list(self._held.items()):
@@ -50,10 +54,12 @@ class Ledger:
                     break
                 if now - held.since > self._expire:
                     reason = f"released after {self._expire:.0f} s (transport.expire_s)"
-                elif total > self._limit:
-                    reason = f"released to make room: {self._limit / 1e6:.0f} MB are held (transport.limit_mb)"
-                else:
+                elif total <= self._limit:
                     break
+                elif held.wanted:
+                    continue
+                else:
+                    reason = f"released to make room: {self._limit / 1e6:.0f} MB are held (transport.limit_mb)"
                 total -= held.size
                 del self._held[old]
                 gone.append(old)
@@ -61,6 +67,12 @@ class Ledger:
             while len(self._reasons) > REMEMBERED:
                 self._reasons.popitem(last=False)
             return gone
+
+    def taken(self, handle: str) -> None:
+        """Note that it was received: from now on it can be released like any other."""
+        with self._lock:
+            if handle in self._held:
+                self._held[handle].wanted = False
 
     def remove(self, handle: str) -> None:
         """Note that an episode was discarded."""

@@ -19,10 +19,12 @@ from alpagym_runtime.trainers.cosmos.digests import Digests, WeightsError
 from alpagym_runtime.trainers.cosmos.groups import Driven, Groups, credited
 from alpagym_runtime.trainers.cosmos.journal import Presence
 from alpagym_runtime.trainers.cosmos.learning import DTYPES, precision
+from alpagym_runtime.trainers.cosmos.packer import Packer
 from alpagym_runtime.trainers.cosmos.place import device_of, run_of
 from alpagym_runtime.trainers.cosmos.prompts import Prompts, number_of
 from alpagym_runtime.trainers.cosmos.tables import ROLLOUT
 from alpagym_runtime.trainers.run import build_policy
+from alpagym_runtime.transport.picture_memory import Allocate, picture_memory, plain_memory
 from alpagym_runtime.types import Sampling
 
 
@@ -36,6 +38,7 @@ class AlpagymRollout(RolloutGenerationMixin, RolloutBase):  # type: ignore[misc]
         self._cores: Cores | None = None
         self._groups: Groups | None = None
         self._version: int | None = None
+        self._allocate: Allocate = plain_memory
         config, directory = run_of(self.config)
         self._run, self._directory = config, directory
         self._policy = build_policy(config, device_of(config))
@@ -69,6 +72,8 @@ class AlpagymRollout(RolloutGenerationMixin, RolloutBase):  # type: ignore[misc]
 
     def rollout_generation(self, payloads: Sequence[Any], *args: Any, **kwargs: Any) -> list[RolloutResult]:
         """Drives of each prompt, with the weights of `current_weight_version`."""
+        if isinstance(packer := kwargs.get("data_packer"), Packer):
+            self._allocate = picture_memory(packer.transport)
         version = int(kwargs.get("current_weight_version", 0))
         if version != self._version:
             self._adopt(version)
@@ -124,6 +129,7 @@ class AlpagymRollout(RolloutGenerationMixin, RolloutBase):  # type: ignore[misc]
             timeout_s=rollout.timeout_s,
             retries=rollout.retries,
             config_hash=self._run.config_hash,
+            allocate=self._allocate,
         )
         return collector, cores.close
 

@@ -440,6 +440,16 @@ def _carries(config: RunConfig) -> Iterator[Problem]:
         )
         key = "cosmos.train.train_batch_per_replica"
         yield Problem(key, cosmos.train.train_batch_per_replica, why, "transport=disk, or smaller batches")
+    spec, limit_mb = config.policy.config.spec(), getattr(config.transport.config, "limit_mb", 0)
+    frames, picture = config.expected_valid_steps + spec.frames, sum(h * w * 3 for h, w in spec.cameras.values())
+    if (needed := count * frames * picture) > limit_mb * 1_000_000:
+        why = (
+            f"the steps that may be ahead and a rollout's batch are {count} episodes × {frames} frames × "
+            f"{picture / 1e6:.2f} MB of pictures = {needed / 1e9:.2f} GB in the policy's process, where there is room "
+            f"for {limit_mb / 1e3:.2f}"
+        )
+        remedy = f"transport.limit_mb={-(-needed // 1_000_000)}, transport=disk, or smaller batches"
+        yield Problem("transport.limit_mb", limit_mb, why, remedy)
 
 
 def not_installed(machine: Machine) -> Iterator[Problem]:

@@ -18,11 +18,14 @@ class Packer(BaseDataPacker):
     Args:
         transport: of this process; a policy worker receives, a rollout worker sends, a colocated one does both.
 
+    Attributes:
+        transport: the same.
+
     """
 
     def __init__(self, transport: Transport) -> None:
         super().__init__()
-        self._transport = transport
+        self.transport = transport
 
     def get_rollout_input(self, item: Any) -> Any:
         """A prompt is its number; nothing is to be prepared."""
@@ -37,13 +40,13 @@ class Packer(BaseDataPacker):
         **kwargs: Any,
     ) -> Any:
         """Send the drives of a group, after rewards and filters; texts stand for them from here on."""
-        texts = [send(driven, self._transport) for driven in completions]
+        texts = [send(driven, self.transport) for driven in completions]
         return texts, completed_conversations, logprobs, token_ids, kwargs
 
     def get_policy_input(self, sample: Any, rollout_output: Any, n_ignore_prefix_tokens: int = 0) -> Driven:
         """The drive behind a text; its room is free again, what is read stays readable."""
-        driven, handle = receive(rollout_output, self._transport)
-        self._transport.discard(handle)
+        driven, handle = receive(rollout_output, self.transport)
+        self.transport.discard(handle)
         return driven
 
     def policy_compute_max_len(self, processed_samples: Sequence[Driven]) -> int:

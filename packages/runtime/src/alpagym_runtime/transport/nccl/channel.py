@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -22,17 +22,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from alpagym_runtime.telemetry.timers import Timers
+from alpagym_runtime.transport.nccl.blocks import Blocks, suits
 
 PARTS = Timers()
 """Where an episode's time goes, in seconds of both ends; what threads do side by side is counted in full."""
 SLOTS = 3
 """Buffers of a channel: one is filled, one travels, one is emptied."""
+GRAIN = 1 << 20
+"""Sizes on the GPU are multiples of it, so that episodes of about one size share a slot."""
 TAG = 0
 
 
 @dataclass
 class Slot:
-    """Room for one buffer; `memory` is on the CPU, and replaced where it is too small or was given away."""
+    """Room for one buffer; `memory` is a block on the CPU, which may be lent to an episode, and then another follows.
+
+    A sender's `memory` has room for what it copies, `device` for the whole message.
+    """
 
     memory: Tensor
     device: Tensor | None = None
@@ -44,50 +50,23 @@ class Slot:
         found: NDArray[Any] = self.memory[:size].numpy()
         return found
 
-    def give(self, size: int) -> NDArray[Any]:
-        """The same, to be kept: the memory lives as long as the array and its views, then torch uses it again."""
-        found, self.memory = self.array(size), self.memory[:0]
-        return found
-
-
-class Pinned:
-    """Page-locked memory that is lent to arrays, up to a limit; it comes back with the last view of each.
-
-    Args:
-        limit: bytes lent at a time.
-
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit, self._lent = limit, 0
-        # Reentrant: arrays can end, and give their memory back, wherever Python collects garbage.
-        self._lock = threading.RLock()
-
-    def lend(self, size: int) -> bool:
-        """Count memory that an array is to hold; False where it would be too much."""
-        with self._lock:
-            if self._lent + size > self._limit:
-                return False
-            self._lent += size
-            return True
-
-    def bind(self, array: NDArray[Any], size: int) -> None:
-        """Count it as given back once the array and its views are gone."""
-        weakref.finalize(array, self._give_back, size)
-
-    def _give_back(self, size: int) -> None:
-        with self._lock:
-            self._lent -= size
-
-
-def pinned(size: int) -> Tensor:
-    """Page-locked bytes; torch keeps what is freed, and waits until no GPU reads it any more."""
-    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-
 
 def current_device(backend: str) -> torch.device | None:
     """The GPU of the calling thread; None for gloo."""
     return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
+
+
+def process_group(store: dist.Store, rank: int, device: torch.device | None, host: str, timeout_s: float) -> Any:
+    """What a pair sends and receives by; see `Channel`."""
+    if device is not None:
+        options = dist.ProcessGroupNCCL.Options()
+        # Our own deadlines come first; beyond this one NCCL's watchdog would end the process.
+        options._timeout = timedelta(seconds=max(10.0 * timeout_s, 600.0))
+        return dist.ProcessGroupNCCL(store, rank, 2, options)
+    gloo: Any = dist.ProcessGroupGloo
+    bound = gloo._Options()
+    bound._devices, bound._timeout = [gloo.create_device(hostname=host)], timedelta(seconds=timeout_s)
+    return gloo(store, rank, 2, bound)
 
 
 class Channel:
@@ -99,23 +78,17 @@ class Channel:
         device: of NCCL; None takes gloo.
         host: address that gloo listens on.
         timeout_s: bound of the connection's set-up.
+        blocks: where the slots' memory is from.
 
     """
 
-    def __init__(self, store: dist.Store, rank: int, device: torch.device | None, host: str, timeout_s: float) -> None:
-        self._peer, self._cuda = 1 - rank, device
-        timeout = timedelta(seconds=timeout_s)
+    def __init__(
+        self, store: dist.Store, rank: int, device: torch.device | None, host: str, timeout_s: float, blocks: Blocks
+    ) -> None:
+        self._peer, self._cuda, self._blocks = 1 - rank, device, blocks
         if device is not None:
             torch.cuda.set_device(device)  # of this thread, which makes the buffers
-            options = dist.ProcessGroupNCCL.Options()
-            # Our own deadlines come first; beyond this one NCCL's watchdog would end the process.
-            options._timeout = timedelta(seconds=max(10.0 * timeout_s, 600.0))
-            self._group: Any = dist.ProcessGroupNCCL(store, rank, 2, options)
-        else:
-            gloo: Any = dist.ProcessGroupGloo
-            bound = gloo._Options()
-            bound._devices, bound._timeout = [gloo.create_device(hostname=host)], timeout
-            self._group = gloo(store, rank, 2, bound)
+        self._group = process_group(store, rank, device, host, timeout_s)
         self._free = [self._slot() for _ in range(SLOTS)]
         self._changed = threading.Condition()
         self._aborted = False
@@ -124,16 +97,25 @@ class Channel:
         (self.start_send if rank == 1 else self.start_receive)(greeting, 1)
         self.finish(greeting, 1, timeout_s)
 
-    def acquire(self, size: int, timeout_s: float) -> Slot | None:
-        """A slot with room for `size` bytes; None where none got free in time."""
+    def acquire(self, size: int, timeout_s: float, on_cpu: int | None = None) -> Slot | None:
+        """A slot with room for `size` bytes; None where none got free in time.
+
+        Args:
+            size: of the message.
+            timeout_s: longest wait.
+            on_cpu: bytes that pass through memory of the CPU; None: all.
+
+        """
         with self._changed:
             if not self._changed.wait_for(lambda: self._free or self._aborted, timeout_s) or self._aborted:
                 return None
             slot = self._free.pop()
-        if len(slot.memory) < size:
-            slot.memory = self._memory(size)
-            if slot.device is not None and len(slot.device) < len(slot.memory):
-                slot.device = torch.empty(len(slot.memory), dtype=torch.uint8, device=self._cuda)
+        needed = size if on_cpu is None else on_cpu
+        if not suits(slot.memory, needed):
+            self._blocks.keep(slot.memory)
+            slot.memory = self._blocks.take(needed)
+        if slot.device is not None and len(slot.device) < size:
+            slot.device = torch.empty(-(-size // GRAIN) * GRAIN, dtype=torch.uint8, device=self._cuda)
         return slot
 
     def release(self, slot: Slot) -> None:
@@ -142,27 +124,25 @@ class Channel:
             self._free.append(slot)
             self._changed.notify_all()
 
-    def load(self, slot: Slot, start: int, end: int) -> None:
-        """Begin to copy a part of what is to be sent to the GPU; any thread may. Nothing without a GPU."""
-        if slot.device is not None:
-            with torch.cuda.stream(slot.stream):
-                slot.device[start:end].copy_(slot.memory[start:end], non_blocking=True)
-
-    def load_from(self, slot: Slot, at: int, data: NDArray[Any]) -> bool:
-        """Begin to copy bytes to the GPU from where they are, which must not change until `finish`.
-
-        False where that is impossible: no GPU, or memory that it cannot read by itself.
-        """
-        if slot.device is None:
-            return False
+    def readable(self, data: NDArray[Any]) -> Tensor | None:
+        """Bytes that the GPU can read where they are; None: there is no GPU, or it cannot."""
+        if self._cuda is None:
+            return None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it may be read-only, and is only read
             memory = torch.from_numpy(data)
-        if not memory.is_pinned():
-            return False
+        return memory if memory.is_pinned() else None
+
+    def load(self, slot: Slot, copies: Sequence[tuple[int, Tensor]]) -> None:
+        """Begin to copy what is to be sent to the GPU: bytes and where in the message they lie; any thread may.
+
+        They must not change until `finish`. Nothing without a GPU.
+        """
+        if slot.device is None or not copies:
+            return
         with torch.cuda.stream(slot.stream):
-            slot.device[at : at + len(data)].copy_(memory, non_blocking=True)
-        return True
+            for at, memory in copies:
+                slot.device[at : at + len(memory)].copy_(memory, non_blocking=True)
 
     def start_send(self, slot: Slot, size: int) -> None:
         """Send the slot's first `size` bytes, all of which are loaded; returns at once."""
@@ -219,14 +199,8 @@ class Channel:
             slot.done.record(slot.stream)
 
     def _slot(self) -> Slot:
-        slot = Slot(self._memory(1))
+        slot = Slot(self._blocks.take(1))
         if self._cuda is not None:
-            slot.device = torch.empty(len(slot.memory), dtype=torch.uint8, device=self._cuda)
+            slot.device = torch.empty(GRAIN, dtype=torch.uint8, device=self._cuda)
             slot.stream, slot.done = torch.cuda.Stream(self._cuda), torch.cuda.Event()
         return slot
-
-    def _memory(self, size: int) -> Tensor:
-        """At least `size` bytes, rounded up so that episodes of about one size share a slot."""
-        step = 1 << 20 if size > 1 << 16 else 1 << 16
-        rounded = -(-size // step) * step
-        return torch.empty(rounded, dtype=torch.uint8) if self._cuda is None else pinned(rounded)

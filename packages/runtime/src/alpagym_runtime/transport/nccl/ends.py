@@ -2,11 +2,12 @@
 
 An episode is copied into a buffer, announced on the line (its header), granted by the receiver, and travels as one
 message. What is on its way is bounded: a sender takes episode n up only once fewer than `in_flight` before it are not
-taken, so a slow trainer holds its workers up and no memory grows. A grant is also where transfers yield to a weight
-sync: inside `paused()` none is given and none is under way.
+taken, so a slow trainer holds its workers up and no memory grows. Nor is one granted while those of all senders that
+are not taken fill `limit_mb`, unless somebody waits for it. A grant is also where transfers yield to a weight sync:
+inside `paused()` none is given and none is under way.
 
 Frames of a sender: episode (number, header), discard (number), close. Of the receiver: grant (number), taken (how many
-so far). Nothing waits for an answer but a granted buffer for its grant.
+so far), full (MB that there is room for). Nothing waits for an answer but a granted buffer for its grant.
 """
 
 from __future__ import annotations
@@ -26,19 +27,23 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch import Tensor
 
 from alpagym_runtime.telemetry.timers import timed
 from alpagym_runtime.transport.config import NcclConfig
-from alpagym_runtime.transport.nccl.channel import PARTS, Channel, Pinned, Slot, current_device, pinned
+from alpagym_runtime.transport.nccl.blocks import Blocks, page_locked, plain
+from alpagym_runtime.transport.nccl.channel import PARTS, Channel, Slot, current_device
 from alpagym_runtime.transport.nccl.copiers import Copiers
 from alpagym_runtime.transport.nccl.line import WELCOME, Line, caller, introduce
-from alpagym_runtime.transport.nccl.message import ALIGNMENT, Bytes, Message, Part, header_size, pack, parts, unpack
+from alpagym_runtime.transport.nccl.message import Bytes, Message, Part, closed_up, header_size, pack, parts, unpack
 from alpagym_runtime.transport.nccl.rendezvous import Session, find, forget, listen, me
 from alpagym_runtime.transport.rules import Ledger
 from alpagym_runtime.types import Episode
 
 _HANDLE = re.compile(r"nccl-(?P<session>[0-9a-f]{16})-(?P<link>[0-9]{1,9})-(?P<number>[0-9]{1,12})")
-EPISODE, DISCARD, CLOSE, GRANT, TAKEN = b"e", b"d", b"c", b"g", b"t"
+EPISODE, DISCARD, CLOSE, GRANT, TAKEN, FULL = b"e", b"d", b"c", b"g", b"t", b"f"
+LOOK_S = 0.5
+"""Between two looks whether a sender that waits for room is still there."""
 DIRECT = 1 << 20
 """Bytes from which on an array goes to the GPU by itself, if the GPU can read it."""
 SLOWER = "if it is only slow, raise transport.timeout_s"
@@ -57,8 +62,9 @@ class Receiver:
         self._ledger = Ledger(config.limit_mb * 1_000_000, config.expire_s)
         self._changed = threading.Condition()
         self._links: dict[int, _Link] = {}
-        self._pinned = Pinned(config.pinned_mb * 1_000_000)
+        self._blocks = _blocks(config, self._device)
         self._under_way, self._holding, self._closed = 0, False, False
+        self._untaken = 0  # bytes of episodes that were granted and not taken
         self._callers: list[threading.Thread] = []
         self._acceptor = threading.Thread(target=self._accept, name="alpagym-accept", daemon=True)
         self._acceptor.start()
@@ -78,7 +84,8 @@ class Receiver:
         """
         link_number, number = self._parse(handle)
         end = time.monotonic() + self._config.timeout_s
-        with self._changed:
+        with self._changed, contextlib.ExitStack() as stack:
+            waits_at = None
             while True:
                 link = self._links.get(link_number)
                 if link is not None:
@@ -90,6 +97,8 @@ class Receiver:
                         raise self._ledger.missing(handle)
                     if link.broken is not None:
                         raise ConnectionError(f"{handle} did not arrive from {link.peer}: {link.broken}")
+                    if waits_at is None:
+                        waits_at = stack.enter_context(link.awaiting(number))
                 if not self._changed.wait(max(end - time.monotonic(), 0.0)):
                     who = "no such sender has joined" if link is None else f"its sender is {link.peer}"
                     raise TimeoutError(
@@ -104,7 +113,6 @@ class Receiver:
                 link = self._links.get(link_number)
                 if link is not None:
                     link.drop(number)
-                    self._ledger.remove(handle)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -143,6 +151,7 @@ class Receiver:
         for thread in self._callers:
             thread.join(self._config.timeout_s)
         self._copiers.close()
+        self._blocks.close()
         forget(self._folder, self._session)
         self._store = None  # with it the store ends, and whoever waits there
 
@@ -215,16 +224,30 @@ class _Link:
         self.pending: set[int] = set()
         self.taken: set[int] = set()
         self.gone = _Numbers()
+        self._awaited: list[int] = []
         self.broken: str | None = None
         self.closed = False
         self._taken_count = 0
+        self._sizes: dict[int, int] = {}  # of what was granted and not taken
         self._channel: Channel | None = None
         self._posted: queue.SimpleQueue[tuple[int, bytes, int, Slot] | None] = queue.SimpleQueue()
+
+    @contextlib.contextmanager
+    def awaiting(self, number: int) -> Iterator[_Link]:
+        """Let an episode come, and those before it, although there is no room (the condition is held)."""
+        self._awaited.append(number)
+        self._changed.notify_all()
+        try:
+            yield self
+        finally:
+            self._awaited.remove(number)
 
     def take(self, number: int) -> None:
         """Tell the sender that one more was taken (the condition is held)."""
         self.taken.add(number)
         self._taken_count += 1
+        self._receiver._ledger.taken(self._handle(number))
+        self._leave_room(number)
         with contextlib.suppress(ConnectionError):
             self._line.say(TAKEN, self._taken_count)
 
@@ -237,6 +260,7 @@ class _Link:
         if number not in self.taken:
             self.take(number)
         self.taken.discard(number)
+        self._receiver._ledger.remove(self._handle(number))
         self._changed.notify_all()
 
     def close(self) -> None:
@@ -252,7 +276,9 @@ class _Link:
         try:
             self._line.say(WELCOME, self._number)
             pair = dist.PrefixStore(f"{self._number}/pair", self._receiver._session.connect(config.timeout_s))
-            self._channel = Channel(pair, 0, self._receiver._device, config.host, config.timeout_s)
+            self._channel = Channel(
+                pair, 0, self._receiver._device, config.host, config.timeout_s, self._receiver._blocks
+            )
             while True:
                 kind, number, text = self._line.hear()
                 if kind == CLOSE:
@@ -271,6 +297,8 @@ class _Link:
                 for number in list(self.held):
                     self.drop(number)
                 self.closed = True
+            for number in self._sizes.keys() - self.held.keys():  # which will not come
+                self._leave_room(number)
             self._changed.notify_all()
         if self._channel is not None:
             self._channel.abort()
@@ -283,6 +311,7 @@ class _Link:
         size, config = header_size(header), self._config
         with self._changed:
             self.pending.add(number)
+        self._await_room(number, size)
         assert self._channel is not None
         with timed("receiver: wait for a buffer", PARTS):
             slot = self._channel.acquire(size, 10.0 * config.timeout_s)
@@ -299,6 +328,32 @@ class _Link:
             raise
         self._posted.put((number, header, size, slot))
         return True
+
+    def _await_room(self, number: int, size: int) -> None:
+        """Wait until an episode may be held that nobody took, and count it."""
+        receiver, limit = self._receiver, self._config.limit_mb * 1_000_000
+
+        def may_come() -> bool:
+            fits = receiver._untaken == 0 or receiver._untaken + size <= limit
+            return fits or self.broken is not None or any(number <= asked for asked in self._awaited)
+
+        with timed("receiver: wait for room", PARTS), self._changed:
+            if not may_come():
+                self._line.say(FULL, self._config.limit_mb)
+            while not self._changed.wait_for(may_come, LOOK_S):
+                if self._line.is_over():
+                    raise ConnectionError("the connection was closed")
+            if number not in self.gone:
+                self._sizes[number] = size
+                receiver._untaken += size
+
+    def _leave_room(self, number: int) -> None:
+        """Count an episode no more (the condition is held)."""
+        self._receiver._untaken -= self._sizes.pop(number, 0)
+        self._changed.notify_all()
+
+    def _handle(self, number: int) -> str:
+        return f"nccl-{self._receiver._session.token}-{self._number}-{number}"
 
     def _finish(self) -> None:
         """Take in what arrives; after the first that does not, only count what was granted as over."""
@@ -323,25 +378,24 @@ class _Link:
                 self._break(why)
 
     def _take_out(self, slot: Slot, size: int) -> NDArray[np.uint8]:
-        """The bytes that arrived in a slot: its memory itself, or a copy where episodes hold enough pinned memory."""
+        """The bytes that arrived in a slot: its memory itself, or a copy where episodes hold enough of it."""
         receiver = self._receiver
-        if receiver._device is None or receiver._pinned.lend(size):
-            buffer = slot.give(size)
-            if receiver._device is not None:
-                # Every array of the episode is a view of it, so it goes with the last of them.
-                receiver._pinned.bind(buffer, size)
-            return buffer
+        # Every array of the episode is a view of it, so it comes back with the last of them.
+        lent = receiver._blocks.lend(slot.memory, size)
+        if lent is not None:
+            slot.memory = slot.memory[:0]
+            return lent
         buffer = np.empty(size, np.uint8)
         receiver._copiers.copy(buffer, slot.array(size))
         return buffer
 
     def _arrived(self, number: int, episode: Episode, size: int) -> None:
-        ledger, token = self._receiver._ledger, self._receiver._session.token
+        ledger = self._receiver._ledger
         with self._changed:
             self.pending.discard(number)
             if number not in self.gone:
                 self.held[number] = episode
-                for old in ledger.add(f"nccl-{token}-{self._number}-{number}", size):
+                for old in ledger.add(self._handle(number), size, wanted=True):
                     link, released = self._receiver._parse(old)
                     self._receiver._links[link].drop(released)
             self._changed.notify_all()
@@ -383,7 +437,7 @@ class Sender:
         self._folder, self._config = folder, config
         self._device = current_device(config.backend)
         self._copiers = Copiers(config.copy_threads)
-        self._pinned = Pinned(config.pinned_mb * 1_000_000)
+        self._blocks = _blocks(config, self._device)
         self._lock = threading.Lock()
         self._outgoing: _Outgoing | None = None
         self._left: str | None = None
@@ -403,7 +457,9 @@ class Sender:
             assert not self._closed, "send after close"
             try:
                 if self._outgoing is None:
-                    self._outgoing = _Outgoing(self._folder, self._config, self._device, self._copiers, self._left)
+                    self._outgoing = _Outgoing(
+                        self._folder, self._config, self._device, self._copiers, self._blocks, self._left
+                    )
                 return self._outgoing.send(message)
             except (TimeoutError, ConnectionError) as err:
                 # A trainer that only is slow may be joined again; one that is gone is not waited for twice.
@@ -416,13 +472,10 @@ class Sender:
     def allocate(self, count: int) -> Bytes:
         """Memory for `count` bytes of an episode to be sent; where the GPU can read it, sending copies nothing.
 
-        Pinned while no more than `pinned_mb` of it is in use, for NCCL; else memory as any other.
+        Page-locked while no more than `pinned_mb` of it is in use, for NCCL; else memory as any other.
         """
-        if self._device is None or not self._pinned.lend(count):
-            return np.empty(count, np.uint8)
-        found: Bytes = pinned(count).numpy()
-        self._pinned.bind(found, count)
-        return found
+        found = self._blocks.allocate(count)
+        return np.empty(count, np.uint8) if found is None else found
 
     def receive(self, handle: str) -> Episode:
         """Refused: this end sends."""
@@ -443,6 +496,7 @@ class Sender:
             if self._outgoing is not None:
                 self._outgoing.close()
             self._copiers.close()
+            self._blocks.close()
 
 
 @dataclass
@@ -453,7 +507,7 @@ class _Job:
         header, size: of its message.
         slot: where its bytes are.
         direct: those that the GPU reads from where they are.
-        copied: from where to where bytes of the slot are copied to.
+        copied: from where to where bytes of the message are copied to, and how much earlier in the slot they lie.
         left: parts that are not yet copied.
         announced: when, s; None until then.
         granted: when, s; None until then.
@@ -463,8 +517,8 @@ class _Job:
     header: bytes
     size: int
     slot: Slot
-    direct: list[Bytes]
-    copied: list[tuple[int, int]]
+    direct: list[Tensor]
+    copied: list[tuple[int, int, int]]
     left: int
     announced: float | None = None
     granted: float | None = None
@@ -473,15 +527,18 @@ class _Job:
 class _Outgoing:
     """One life of a link, as its sender sees it; its fields belong to the condition."""
 
-    def __init__(self, folder: Path, config: NcclConfig, device: Any, copiers: Copiers, left: str | None) -> None:
+    def __init__(
+        self, folder: Path, config: NcclConfig, device: Any, copiers: Copiers, blocks: Blocks, left: str | None
+    ) -> None:
         self._config, self._copiers = config, copiers
         self.session, self._line = find(folder, config.timeout_s, left)
         self._link = introduce(self._line, self.session.token, me(), config.timeout_s)
         pair = dist.PrefixStore(f"{self._link}/pair", self.session.connect(config.timeout_s))
-        self._channel = _join(pair, self.session, device, config)
+        self._channel = _join(pair, self.session, device, config, blocks)
         self._changed = threading.Condition()
         self._jobs: dict[int, _Job] = {}
         self._sent, self._taken, self._over = 0, 0, False
+        self._full_mb: int | None = None  # of the receiver, which said that there is no room for more
         self._failed: Exception | None = None
         self._started: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         for name, work in (("hear", self._hear), ("sent", self._finish)):
@@ -491,17 +548,19 @@ class _Outgoing:
         number, config = self._sent, self._config
         self._check_grants()
         self._await_room(number)
+        large = [(at, data) for at, data in message.pieces if len(data) >= DIRECT]
+        direct = {at: memory for at, data in large if (memory := self._channel.readable(data)) is not None}
+        todo = closed_up(parts((at, data) for at, data in message.pieces if at not in direct))
         with timed("sender: wait for a buffer", PARTS):
-            slot = self._channel.acquire(message.size, config.timeout_s)
+            on_cpu = todo[-1].end - todo[-1].before if todo else 0
+            slot = self._channel.acquire(message.size, config.timeout_s, on_cpu if direct else None)
         if slot is None:
             raise self._failed or TimeoutError(
-                f"no buffer got free within {config.timeout_s:g} s for {self._handle(number)} to {self.session.peer}; "
-                f"{SLOWER}"
+                f"no buffer got free within {config.timeout_s:g} s for {self._handle(number)} to {self.session.peer}"
+                f"{self._full()}; {SLOWER}"
             )
         with timed("sender: begin copies to the GPU", PARTS):
-            large = [(at, data) for at, data in message.pieces if len(data) >= DIRECT]
-            direct = {at: data for at, data in large if self._channel.load_from(slot, at, data)}
-        todo = parts((at, data) for at, data in message.pieces if at not in direct)
+            self._channel.load(slot, list(direct.items()))
         job = _Job(message.header, message.size, slot, list(direct.values()), _ranges(todo), len(todo))
         with self._changed:
             self._jobs[number] = job
@@ -555,7 +614,7 @@ class _Outgoing:
         if not came:
             raise TimeoutError(
                 f"{self.session.peer} took no episode within {config.timeout_s:g} s, and {config.in_flight} are on "
-                f"their way before {self._handle(number)} (transport.in_flight); is it alive? {SLOWER}"
+                f"their way before {self._handle(number)} (transport.in_flight){self._full()}; is it alive? {SLOWER}"
             )
 
     def _check_grants(self) -> None:
@@ -565,9 +624,14 @@ class _Outgoing:
             waiting = [n for n, job in self._jobs.items() if job.announced and not job.granted and job.announced < late]
         if waiting and self._failed is None:
             raise TimeoutError(
-                f"{self.session.peer} did not ask for {self._handle(waiting[0])} within {self._config.timeout_s:g} s; "
-                f"is it alive? {SLOWER}"
+                f"{self.session.peer} did not ask for {self._handle(waiting[0])} within {self._config.timeout_s:g} s"
+                f"{self._full()}; is it alive? {SLOWER}"
             )
+
+    def _full(self) -> str:
+        if self._full_mb is None:
+            return ""
+        return f": {self._full_mb} MB of episodes that it did not take are there already (transport.limit_mb)"
 
     def _fail(self, err: Exception) -> None:
         with self._changed:
@@ -582,7 +646,7 @@ class _Outgoing:
         """Copy a part of an episode into its buffer."""
         try:
             with timed("sender: copy into the buffer, all threads", PARTS):
-                part.fill(job.slot.array(job.size))
+                part.fill(job.slot.memory.numpy())
             with self._changed:
                 job.left -= 1
                 last = job.left == 0
@@ -594,8 +658,8 @@ class _Outgoing:
     def _filled(self, number: int, job: _Job) -> None:
         """Send on to the GPU what was copied, and announce the episode."""
         with timed("sender: begin copies to the GPU", PARTS):
-            for start, end in job.copied:
-                self._channel.load(job.slot, start, end)
+            memory = job.slot.memory
+            self._channel.load(job.slot, [(start, memory[start - k : end - k]) for start, end, k in job.copied])
         job.announced = time.perf_counter()
         self._line.say(EPISODE, number, job.header)
 
@@ -605,7 +669,11 @@ class _Outgoing:
             while True:
                 kind, number, _ = self._line.hear()
                 if kind == GRANT:
+                    self._full_mb = None
                     self._granted(number, self._jobs[number])
+                    continue
+                if kind == FULL:
+                    self._full_mb = number
                     continue
                 with self._changed:
                     self._taken = number
@@ -646,20 +714,24 @@ class _Outgoing:
         return ConnectionError(f"{self.session.peer} broke off before {self._handle(number)} was sent: {reason}")
 
 
-def _ranges(found: list[Part]) -> list[tuple[int, int]]:
-    """Where the parts lie, those beside each other as one."""
-    ranges: list[tuple[int, int]] = []
+def _ranges(found: list[Part]) -> list[tuple[int, int, int]]:
+    """Where the parts lie, those beside each other as one, and how much earlier in the buffer."""
+    ranges: list[tuple[int, int, int]] = []
     for part in found:
-        if ranges and part.start - ranges[-1][1] < ALIGNMENT:
-            ranges[-1] = ranges[-1][0], part.end
+        if ranges and part.before == ranges[-1][2]:
+            ranges[-1] = ranges[-1][0], part.end, part.before
         else:
-            ranges.append((part.start, part.end))
+            ranges.append((part.start, part.end, part.before))
     return ranges
 
 
-def _join(pair: dist.Store, session: Session, device: Any, config: NcclConfig) -> Channel:
+def _blocks(config: NcclConfig, device: Any) -> Blocks:
+    return Blocks(config.pinned_mb * 1_000_000, plain if device is None else page_locked)
+
+
+def _join(pair: dist.Store, session: Session, device: Any, config: NcclConfig, blocks: Blocks) -> Channel:
     try:
-        return Channel(pair, 1, device, config.host, config.timeout_s)
+        return Channel(pair, 1, device, config.host, config.timeout_s, blocks)
     except RuntimeError as err:
         reason = str(err).splitlines()[0][:200]
         raise ConnectionError(f"no {config.backend} connection to {session.peer}: {reason}") from err

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import select
 import socket
 import struct
 import threading
@@ -60,6 +61,12 @@ class Line:
         if length > longest:
             raise ConnectionError(f"a frame of {length} bytes came, {longest} at most were expected")
         return kind, number, self._exactly(length, end)
+
+    def is_over(self) -> bool:
+        """Whether the other end has hung up, even if not all that it said was heard; does not wait."""
+        poll = select.poll()
+        poll.register(self._socket, getattr(select, "POLLRDHUP", 0))  # Linux; elsewhere only a reset is noticed
+        return bool(poll.poll(0))
 
     def hang_up(self) -> None:
         """End the connection; who hears, at either end, is woken. Idempotent."""

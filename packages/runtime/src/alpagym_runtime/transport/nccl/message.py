@@ -49,16 +49,17 @@ class Message:
 
 @dataclass(frozen=True)
 class Part:
-    """Bytes `start` to `end` of a buffer: what is copied where."""
+    """Bytes `start` to `end` of a message: what is copied where. In the buffer they lie `before` bytes earlier."""
 
     start: int
     end: int
     copies: list[tuple[int, Bytes]]
+    before: int = 0
 
     def fill(self, buffer: Bytes) -> None:
         """Copy into the buffer; numpy lets go of the interpreter while it copies."""
         for at, data in self.copies:
-            np.copyto(buffer[at : at + len(data)], data)
+            np.copyto(buffer[at - self.before : at - self.before + len(data)], data)
 
 
 def parts(pieces: Iterable[tuple[int, Bytes]], longest: int = PIECE) -> list[Part]:
@@ -77,6 +78,16 @@ def parts(pieces: Iterable[tuple[int, Bytes]], longest: int = PIECE) -> list[Par
             done += count
             found[-1] = replace(last, end=here + count)
     return found
+
+
+def closed_up(found: Iterable[Part]) -> list[Part]:
+    """The parts, with no more than padding between them in the buffer, however far apart they are in the message."""
+    moved: list[Part] = []
+    for part in found:
+        gap = part.start - (moved[-1].end if moved else 0)
+        before = moved[-1].before if moved else 0
+        moved.append(replace(part, before=before + gap // ALIGNMENT * ALIGNMENT))
+    return moved
 
 
 def pack(episode: Episode) -> Message:
