@@ -562,6 +562,16 @@ class Communicator:
         self._mail.nccl_allreduce(sendbuff, recvbuff, op, self._comm)
 
 
+def test_what_a_drive_is_reported_with_is_json():
+    # In an open-loop world there is no driving score.
+    config = configure()
+    driven = lessons_of(config, policy_of(config))[0].driven
+    assert "driving_score" in driven.numbers
+    open_loop = Driven(replace(driven.episode, driving_score=math.nan), driven.advantage_T)
+    assert open_loop.numbers == {k: v for k, v in driven.numbers.items() if k != "driving_score"}
+    json.dumps(open_loop.numbers, allow_nan=False)
+
+
 def test_a_gpu_of_a_spread_policy_always_has_a_decision(tmp_path):
     config = configure(trainer={"type": "cosmos", "least_advantage": 1e9})
     lessons = lessons_of(config, policy_of(config))
