@@ -63,6 +63,8 @@ LARGE = (
     *("cosmos.rollout.sampling_config.temperature=0.6", "cosmos.rollout.sampling_config.top_p=0.98"),
     *("evaluation.every_updates=0", "evaluation.samples=1", "evaluation.videos=false", "logging=console"),
     *("dataset.train_chunks=0", "dataset.val_chunks=1", "dataset.test_chunks=1", "checkpoint.keep=1"),
+    # The recipe's reward is -1 for every plan of random weights, from which nothing is learnt and no step is made.
+    "reward.terms.pai_distance={type: pai_distance, scale: 1.0}",
 )
 _STEP = re.compile(r"(\d\d):(\d\d):(\d\d),(\d{3}) .*Step: (\d+)/\d+, ")
 _SENT = re.compile(r"send operations.* finished in ([\d.]+) seconds")
@@ -107,6 +109,7 @@ def words_of(options: argparse.Namespace, folder: Path) -> list[str]:
 
 def make_inputs(options: argparse.Namespace, folder: Path) -> None:
     """Clips and a checkpoint of random weights for `large`."""
+    import torch
     from pai_real_size import backbone
 
     from alpagym_alpamayo_r1.architecture import TRAINING
@@ -118,6 +121,8 @@ def make_inputs(options: argparse.Namespace, folder: Path) -> None:
     subprocess.run([*make, "--clips-per-chunk", "4", "--no-obstacles", *picture], check=True, stdout=subprocess.DEVNULL)
     model, processor = backbone(TRAINING, small=options.small)
     save_tiny(weights, model.cpu(), processor)
+    if not options.small:
+        torch.cuda.empty_cache()  # the first GPU is a policy's
 
 
 def kill_one(run: Path, after: int, child: subprocess.Popen[bytes], told: dict[str, Any]) -> None:
@@ -230,6 +235,7 @@ def measured(run: Path) -> dict[str, Any]:
         "throttles": seen.throttles,
         "loss": [row.get("loss") for row in rows],
         "gradient_norm": [row.get("gradient_norm") for row in rows],
+        "decisions_kept": [row.get("decisions_kept") for row in rows],
         "steps_refused": sum(row.get("steps_refused", 0.0) for row in rows),
         "seconds_train": [round(row["seconds_train"], 3) for row in rows],
         "seconds_fetch": [round(row["seconds_fetch"], 3) for row in rows],
