@@ -105,8 +105,10 @@ class ClosedLoopTrainer(ABC):
             driven = team.added({f"episodes_{name}": float(collector.counts[name]) for name in COUNTED})
             numbers |= counts | data.numbers | {name: count for name, count in driven.items() if count}
             if idle:
-                why = "have no decision to take part with in the forwards of a policy that is spread over all"
-                run.reporter.note(f"step {step + 1}: not trained on: processes {idle} {why}")
+                run.reporter.note(
+                    f"step {step + 1}: not trained on: processes {idle} have no decision to take part with in the "
+                    "forwards of a policy that is spread over all"
+                )
             elif sum(team.gather(data.taught)):
                 order_seed = mix_int(run.config.run.seed, 9, step)
                 with collector.paused(), learner.training():

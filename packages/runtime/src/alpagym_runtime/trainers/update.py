@@ -85,7 +85,9 @@ def optimise(
     A minibatch whose loss, log-probabilities or gradient are not finite makes no optimiser step and is counted; one in
     which no factor of any decision counts makes none either.
     """
-    own = np.zeros(0, bool) if data.decisions is None else data.decisions.log_prob_mask.any(axis=1)[: data.taught]
+    own: NDArray[np.bool_] = np.zeros(0, bool)
+    if data.decisions is not None and data.taught:
+        own = np.any(data.decisions.log_prob_mask, axis=1)
     parts = team.gather(own.tolist())
     valid = np.array([row for part in parts for row in part], bool)
     bounds = np.cumsum([0, *map(len, parts)])
