@@ -1,6 +1,6 @@
 """Cosmos-RL with four GPUs of a policy beside one and four rollouts, on a CPU: `benchmarks/cosmos_shapes.py` in small.
 
-PATH needs redis-server. Sixteen processes that each import all of Cosmos-RL: 8 GB of memory, ten minutes of two cores.
+PATH needs redis-server. Sixteen processes that each import all of Cosmos-RL: 11 GB of memory, ten minutes of two cores.
 
 uv sync --all-packages --extra cosmos && uv run pytest -m cosmos_cpu tests/test_cosmos_cpu_many.py
 """
