@@ -1,16 +1,21 @@
 """What N GPUs of one host do: a team's numbers and times, episodes beside a weight sync, one step of a large model.
 
-    python benchmarks/many_gpus.py --gpus 2                         # everything; 4 and 8 are only other numbers
-    python benchmarks/many_gpus.py --gpus 2 --parts team            # one part: team, transport, model
-    python benchmarks/many_gpus.py --gpus 2 --small --device cpu    # the same lines in small, where there is no GPU
+    python benchmarks/many_gpus.py --gpus 8                         # everything; 2 and 4 are only other numbers
+    python benchmarks/many_gpus.py --gpus 8 --parts team            # one part of those below
+    python benchmarks/many_gpus.py --gpus 8 --small --device cpu    # the same lines in small, where there is no GPU
 
+scaling: updates of the default run by 1, 2, 4, … processes with 32 groups each: decisions a second.
 team: imitation and GRPO by 1, 2, 4, … processes, a GPU each, same global batch: how far the numbers of every row are
-from one process's, seconds a step. `waypoint` is the default run, `tiny` is `experiment=alpamayo_tiny`.
+from one process's, and whether that is within `TOLERANCE`; seconds a step. `waypoint` is the default run, `tiny` is
+`experiment=alpamayo_tiny`.
 transport: half of the GPUs send episodes of mixed sizes to the other half, while weights are broadcast to all; every
 sender is killed and replaced once.
 model: stage 1 of SFT of an 8-billion backbone, random weights, spread over 1, 2, 4, … GPUs (FSDP2).
+cosmos: Cosmos-RL with half of the GPUs for the policy (FSDP2) and the other half, then one, for rollouts; with the half
+a rollout worker is killed once (`cosmos_shapes.py`).
+large: GRPO of the 8-billion backbone by Cosmos-RL, half of the GPUs for the policy, half for rollouts.
 
-Results are written as they come, to `--out`.
+Results are written as they come, to `--out`; a part that fails says how, and the others follow.
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -36,6 +42,7 @@ import numpy as np
 import psutil
 import torch
 import torch.distributed as dist
+from process_tree import Tree
 
 from alpagym_runtime.transport.config import NcclConfig
 from alpagym_runtime.transport.nccl.ends import Receiver, Sender
@@ -47,9 +54,14 @@ QUIET = [
 ]
 CASES = {
     "waypoint": ["trainer.updates=6", "trainer.warm_start.epochs=2", "trainer.warm_start.drives_per_scene=1"],
-    "tiny": ["experiment=alpamayo_tiny", "trainer.updates=4", "trainer.warm_start.epochs=1"],
+    # Compiling its engine takes minutes on a GPU, for each number of rows.
+    "tiny": ["experiment=alpamayo_tiny", "trainer.updates=4", "trainer.warm_start.epochs=1", "policy.engine=eager"],
+    "growing": ["trainer.updates=12", "trainer.warm_start=null"],
 }
-FEW = ["dataset.train_scenes=16", "dataset.val_scenes=8", "dataset.test_scenes=8", "rollout.scenes_per_step=4"]
+FEW = ["dataset.train_scenes=16", "dataset.val_scenes=8", "dataset.test_scenes=8"]
+TOLERANCE = {"cpu": 2e-6, "cuda": 1e-3}
+"""How far a number may be from that of one process, as a share of it and besides: the order in which sums are taken;
+on GPUs also other kernels for other numbers of rows."""
 WEIGHTS = 200_000_000
 """Bytes of a weight sync."""
 
@@ -62,46 +74,101 @@ def counts(gpus: int) -> list[int]:
 # ---------------------------------------------------------------- team
 
 
-def run_team(name: str, size: int, folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rows of a run by `size` processes."""
-    directory = folder / f"{name}-{size}"
+def words_of_team(name: str, size: int, folder: Path, options: argparse.Namespace, groups: int = 0) -> list[str]:
+    """The words of `alpagym train` for a run by `size` processes; each step with so many groups, if that is said."""
     words = [*CASES[name], *QUIET, f"topology.processes={size}", f"learner.device={options.device}"]
     if options.device == "cuda":
         words += [f"topology.gpus_per_node={size}"]
     if options.small:
-        words += [*FEW, "trainer.updates=2", "trainer.warm_start.epochs=1"]
-    words += [f"simulator.cameras.threads={options.threads}", f"run.root={folder}"]
+        # Processes share whole groups: the same batch for all, with one each for the most.
+        words += [*FEW, f"rollout.scenes_per_step={max(4, options.gpus)}"]
+        words += ["trainer.updates=2", *([] if groups else ["trainer.warm_start.epochs=1"])]
+    if groups:
+        words += [f"rollout.scenes_per_step={groups}", f"trainer.minibatch={16 * groups}"]
+    return [*words, f"simulator.cameras.threads={options.threads}", f"run.root={folder}"]
+
+
+def run_team(
+    name: str, size: int, folder: Path, options: argparse.Namespace, groups: int = 0
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Rows of a run by `size` processes, and what they took."""
+    directory = folder / f"{name}-{size}"
+    words = words_of_team(name, size, folder, options, groups)
     command = [sys.executable, "-m", "alpagym_host.cli", "train", "--directory", str(directory), *words]
     with (folder / f"{name}-{size}.log").open("w") as log:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        subprocess.run(
-            command, stdout=log, stderr=subprocess.STDOUT, env=environment, check=True, timeout=options.limit
-        )
+        child = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+        tree = Tree(child.pid, options.device == "cuda" and not options.together)
+        tree.start()
+        try:
+            code = child.wait(options.limit)
+        finally:
+            end_all(child)
+            took = tree.end()
+    if code:
+        raise subprocess.CalledProcessError(code, command)
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if "evaluate" not in row["stage"]]
+    return [row for row in rows if "evaluate" not in row["stage"]], took
 
 
-def compared(rows: list[dict[str, Any]], first: list[dict[str, Any]]) -> dict[str, Any]:
-    """By stage: losses, differences from one process, seconds a step."""
+def end_all(child: subprocess.Popen[bytes]) -> None:
+    """End a process that is not over, with all that it started."""
+    if child.poll() is None:
+        everybody = [*psutil.Process(child.pid).children(recursive=True), child]
+        for process in everybody:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        child.wait()
+
+
+def compared(rows: list[dict[str, Any]], first: list[dict[str, Any]], tolerance: float) -> dict[str, Any]:
+    """By stage: losses, differences from one process and whether they are within a tolerance, seconds a step."""
     about: dict[str, Any] = {}
     for stage in dict.fromkeys(row["stage"] for row in rows):
         pairs = [(a, b) for a, b in zip(first, rows, strict=True) if a["stage"] == stage]
+        keys = [
+            key
+            for key in ("loss", "kl", "reward", "driving_score", "gradient_norm")
+            if all(isinstance(row.get(key), float) for pair in pairs for row in pair)
+        ]
+        # The first step of a stage loads scenes and starts CUDA.
+        seconds, of_one = (
+            {
+                key: statistics.median(pair[which][key] for pair in pairs[1:] or pairs)
+                for key in pairs[0][1]
+                if key.startswith("seconds")
+            }
+            for which in (1, 0)
+        )
         about[stage] = {
             "loss_of_one": [a.get("loss") for a, _ in pairs],
             "loss": [b.get("loss") for _, b in pairs],
-            "largest_difference": {
-                key: max(abs(a[key] - b[key]) for a, b in pairs)
-                for key in ("loss", "kl", "reward", "driving_score", "gradient_norm")
-                if all(isinstance(row.get(key), float) for pair in pairs for row in pair)
-            },
-            # The first step of a stage loads scenes and starts CUDA.
-            "seconds": {
-                key: statistics.median(b[key] for _, b in pairs[1:] or pairs)
-                for key in pairs[0][1]
-                if key.startswith("seconds")
-            },
+            "largest_difference": {key: max(abs(a[key] - b[key]) for a, b in pairs) for key in keys},
+            "within_tolerance": all(
+                abs(a[key] - b[key]) <= tolerance * (1.0 + abs(a[key])) for key in keys for a, b in pairs
+            ),
+            "seconds": seconds,
+            "times_as_fast": {key: of_one[key] / value for key, value in seconds.items() if value and key in of_one},
         }
     return about
+
+
+def scaling(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Updates of 1, 2, 4, … processes with as many groups each: decisions a second, and as a share of so many ones."""
+    found: dict[str, Any] = {}
+    for size in counts(options.gpus):
+        rows, took = run_team("growing", size, folder, options, (4 if options.small else 32) * size)
+        late = rows[2:] or rows[1:]  # the first ones load scenes and start CUDA
+        rate = statistics.median(row["throughput/decisions_per_s"] for row in late)
+        found[str(size)] = {
+            "decisions_per_s": rate,
+            "seconds_drive": statistics.median(row["seconds_drive"] for row in late),
+            "seconds_train": statistics.median(row["seconds_train"] for row in late),
+            "took": took,
+        }
+        found[str(size)]["efficiency"] = rate / (size * found["1"]["decisions_per_s"])
+        save(options, {"scaling": found})
+    return found
 
 
 def team(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -113,8 +180,9 @@ def team(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         for name, size in plans:
             began = time.monotonic()
             try:
-                first = runs[name, 1].result()
-                found[f"{name}-{size}"] = compared(runs[name, size].result(), first)
+                first, _ = runs[name, 1].result()
+                rows, took = runs[name, size].result()
+                found[f"{name}-{size}"] = compared(rows, first, TOLERANCE[options.device]) | {"took": took}
             except (subprocess.SubprocessError, OSError, ValueError) as err:
                 log = folder / f"{name}-{size}.log"
                 said = log.read_text()[-1500:] if log.is_file() else ""
@@ -249,7 +317,9 @@ def transport_process(options: argparse.Namespace) -> None:
         end.discard(handle)
         del found, sample
         now = time.monotonic()
-        longest, last = max(longest, now - last), now
+        if not (life == 1 and number == 1):  # the new sender's first: `first_of_the_new_sender_s`
+            longest = max(longest, now - last)
+        last = now
         got, total = got + 1, total + int(size)
         if got % 200 == 50:
             on_gpu = torch.cuda.memory_allocated() / 1e6 if device else 0.0
@@ -268,6 +338,7 @@ def transport_process(options: argparse.Namespace) -> None:
         "syncs_wrong": weights.wrong,
         "seconds_a_sync": weights.seconds / max(weights.syncs, 1),
         "memory_s_rss_mb_gpu_mb": [*memory[:2], *memory[-2:]],
+        "rss_mb_most": max((entry[1] for entry in memory), default=0.0),
     }
     print(json.dumps(result), flush=True)
     end.close()
@@ -353,7 +424,7 @@ def model_process(options: argparse.Namespace) -> None:
     sft = AlpamayoSftConfig(learning_rate=1e-5, warmup_steps=500, lr_multiplier={"vlm.model.visual": 0.1})
     trained = {name: p for name, p in learner.named_parameters().items() if name.startswith("vlm.")}
     optimiser = torch.optim.AdamW(parameter_groups(trained, sft), lr=1e-5, fused=cuda)
-    forwards = 4 // team.size or 1
+    forwards = max(4, options.gpus) // team.size  # of one step: the same samples by any power of two of processes
     target = np.zeros((1, 64, 3), np.float32)
     target[0, :, 0] = np.arange(1, 65) * 0.8
     observation = example_observation(policy.spec, 1)
@@ -386,7 +457,11 @@ def model_process(options: argparse.Namespace) -> None:
         numbers = {"seconds": stepped - began, "seconds_publish": now() - stepped, "peak_gb": peak()}
         steps.append({"loss": float(np.mean(losses)), "gradient_norm": norm, **numbers})
     if team.writes:
-        about = {"parameters_billion": sum(p.numel() for p in model.parameters()) / 1e9, "forwards_a_process": forwards}
+        about = {
+            "parameters_billion": sum(p.numel() for p in model.parameters()) / 1e9,
+            "forwards_a_process": forwards,
+            "samples": forwards * team.size,
+        }
         print(
             "RESULT " + json.dumps({"processes": team.size, "float32": options.wide, **about, "steps": steps}),
             flush=True,
@@ -397,22 +472,62 @@ def model_process(options: argparse.Namespace) -> None:
 
 
 def model(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Steps by so many GPUs; the same four samples a step."""
+    """Steps by so many GPUs; the same samples a step, four or one for each GPU."""
     found: dict[str, Any] = {}
     plans = [(size, False) for size in counts(options.gpus)] + [(options.gpus, True)]
     for size, wide in plans:
         name = f"{size}-{'float32' if wide else 'bfloat16'}"
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
         command = [*torchrun, __file__, *sys.argv[1:], "--rank", "-1", *(["--wide"] if wide else [])]
-        with (folder / f"model-{name}.log").open("w") as log:
-            done = subprocess.run(
-                command, stdout=subprocess.PIPE, stderr=log, text=True, timeout=options.limit, check=False
-            )
-        lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-        log_end = (folder / f"model-{name}.log").read_text()[-1500:]
+        log, said = folder / f"model-{name}.log", folder / f"model-{name}.out"
+        with log.open("w") as errors, said.open("w") as output:
+            child = subprocess.Popen(command, stdout=output, stderr=errors)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(options.limit)
+            end_all(child)
+        lines = [line for line in said.read_text().splitlines() if line.startswith("RESULT ")]
+        log_end = log.read_text()[-1500:]
         found[name] = json.loads(lines[-1].removeprefix("RESULT ")) if lines else {"failed": log_end}
         save(options, {"model": found})
     return found
+
+
+# ---------------------------------------------------------------- Cosmos-RL
+
+
+def shapes(options: argparse.Namespace, folder: Path, part: str, wanted: dict[str, list[str]]) -> dict[str, Any]:
+    """Jobs of Cosmos-RL, one after the other; what each did, or how it failed."""
+    found: dict[str, Any] = {}
+    for name, words in wanted.items():
+        out = folder / f"{name}.json"
+        command = [sys.executable, str(Path(__file__).with_name("cosmos_shapes.py")), "--out", str(out), *words]
+        command += ["--device", options.device, "--limit", str(options.limit), *(["--small"] if options.small else [])]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        found[name] = json.loads(out.read_text()) if out.is_file() else {"failed": done.stderr[-1500:]}
+        save(options, {part: found})
+    return found
+
+
+def cosmos(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Half for the policy and half for rollouts, of which one is killed; and one rollout alone."""
+    half = options.gpus // 2
+    size = [
+        "--policies",
+        str(half),
+        *(["--steps", "16", "--kill-after", "6", "--keep-every", "3"] if options.small else []),
+    ]
+    wanted = {f"{half}+{half}": [*size, "--rollouts", str(half), "--kill"]}
+    if half > 1:
+        wanted[f"{half}+1"] = [*size, "--rollouts", "1"]
+    return shapes(options, folder, "cosmos", wanted)
+
+
+def large(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Six GRPO steps of the 8-billion backbone."""
+    half = options.gpus // 2
+    words = ["--case", "large", "--policies", str(half), "--rollouts", str(half)]
+    words += ["--cut-after", "6", "--steps", "1000", "--keep-every", "1000"]
+    return shapes(options, folder, "large", {f"{half}+{half}": words})
 
 
 # ----------------------------------------------------------------
@@ -424,14 +539,20 @@ def save(options: argparse.Namespace, results: dict[str, Any]) -> None:
     options.out.write_text(json.dumps(known | results, indent=1) + "\n")
 
 
-def main() -> None:
-    """Run the parts."""
+PARTS = {"cosmos": cosmos, "transport": transport, "model": model, "large": large, "scaling": scaling, "team": team}
+"""In the order in which they run."""
+
+
+def options_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, required=True)
-    parser.add_argument("--parts", nargs="+", default=["transport", "model", "team"])
-    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), help="of the team")
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument(
+        "--cases", nargs="+", choices=("waypoint", "tiny"), default=["waypoint", "tiny"], help="of the team"
+    )
     parser.add_argument("--seconds", type=float, default=150.0, help="of the transport's part")
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds of one run")
+    parser.add_argument("--limit", type=float, default=400.0, help="seconds of one run")
     parser.add_argument("--threads", type=int, default=8, help="of each process's renderer")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--together", action="store_true", help="all runs of the team's part side by side")
@@ -440,13 +561,24 @@ def main() -> None:
     for name, kind, default in (("rank", int, None), ("life", int, 0), ("store", str, ""), ("folder", str, "")):
         parser.add_argument(f"--{name}", type=kind, default=default, help=argparse.SUPPRESS)
     parser.add_argument("--wide", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    """Run the parts."""
+    options = options_of()
     if options.rank is not None:
         model_process(options) if options.rank < 0 else transport_process(options)
         return
     for part in options.parts:
+        began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
-            found = {"team": team, "transport": transport, "model": model}[part](options, Path(folder))
+            try:
+                found = PARTS[part](options, Path(folder))
+            except (RuntimeError, OSError, ValueError, subprocess.SubprocessError) as err:
+                logs = {log.name: log.read_text()[-600:] for log in sorted(Path(folder).glob("*.log"))}
+                found = {"failed": f"{type(err).__name__}: {err}"[:1500], "logs": logs}
+        found["seconds_of_the_part"] = round(time.monotonic() - began, 1)
         save(options, {part: found})
         print(json.dumps({part: found}), flush=True)
 

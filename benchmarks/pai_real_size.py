@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from alpagym_alpamayo_r1.architecture import _QWEN3_VL_8B, RELEASE_1_5, read_architecture
+from alpagym_alpamayo_r1.architecture import _QWEN3_VL_8B, RELEASE_1_5, Layout, read_architecture
 from alpagym_alpamayo_r1.config import Alpamayo15Config
 from alpagym_alpamayo_r1.model import AlpamayoModel
 from alpagym_alpamayo_r1.policy import AlpamayoPolicy
@@ -37,17 +37,18 @@ from alpagym_runtime.types import Sampling
 VOCABULARY = 155_697
 
 
-def backbone() -> tuple[AlpamayoModel, Processor]:
-    """Alpamayo 1.5 without its action expert, random bfloat16 weights, on the GPU."""
+def backbone(layout: Layout = RELEASE_1_5, *, small: bool = False) -> tuple[AlpamayoModel, Processor]:
+    """Alpamayo 1.5 without its action expert, random bfloat16 weights, on the GPU; `small`: a tiny one on the CPU."""
     tokenizer = make_tokenizer(MARKERS_1_5, 4000)
-    config = make_config(tokenizer, TinySize(), RELEASE_1_5)
-    words = {k: v for k, v in config["vlm_config"].items() if k.endswith("_token_id")}
-    config["vlm_config"] = _QWEN3_VL_8B | words
-    config |= {"vocab_size": VOCABULARY, "model_dtype": "bfloat16", "min_pixels": 163_840, "max_pixels": 196_608}
+    config = make_config(tokenizer, TinySize(), layout) | {"model_dtype": "bfloat16"}
+    if not small:
+        words = {k: v for k, v in config["vlm_config"].items() if k.endswith("_token_id")}
+        config["vlm_config"] = _QWEN3_VL_8B | words
+        config |= {"vocab_size": VOCABULARY, "min_pixels": 163_840, "max_pixels": 196_608}
     architecture = read_architecture(config)
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
-    with torch.device("cuda"):
+    with torch.device("cpu" if small else "cuda"):
         model = AlpamayoModel(architecture, with_expert=False)
     torch.set_default_dtype(torch.float32)
     return model, Processor(tokenizer, make_image_processor(architecture), architecture)

@@ -152,6 +152,27 @@ def test_sharded_weights_train_as_whole_ones_and_go_on_as_such(tmp_path):
     assert_alike(train(sharded, tmp_path / "again", 1), wanted, tolerance=5e-5)
 
 
+@pytest.mark.slow  # 70 s of CPU
+def test_eight_processes_with_uneven_shares_train_as_one(tmp_path):
+    # Eleven groups are shared as 1 or 2, nine expert drives likewise, and five of eight evaluate nothing.
+    scenes = {"train_scenes": 9, "val_scenes": 9, "test_scenes": 3}
+    rollout = {"slots": 8, "group_size": 3, "scenes_per_step": 11}
+    config = configure({"type": "grpo", "updates": 3}, dataset=scenes, rollout=rollout)
+    assert_alike(train(config, tmp_path / "eight", 8), train(config, tmp_path / "one", 1))
+
+
+@pytest.mark.slow  # 45 s of CPU
+def test_a_process_whose_drives_teach_nothing_takes_part_in_a_sharded_step(tmp_path):
+    # A group each; 10, 0, 11, 11 decisions are worth a gradient, then 0, 11, 10, 11 and so on.
+    trainer = {"type": "grpo", "updates": 4, "warm_start": None, "least_advantage": 1.2}
+    rollout = {"slots": 8, "group_size": 3, "scenes_per_step": 4}
+    sharded = configure(trainer, rollout=rollout, learner={"shard": "always"})
+    whole = configure(trainer, rollout=rollout, learner={"shard": "never"})
+    wanted = train(whole, tmp_path / "whole", 1)
+    assert_alike(train(sharded, tmp_path / "sharded", 4), wanted, tolerance=5e-5)
+    assert [row["decisions_kept"] for row in training_rows(tmp_path / "whole")] == [32.0, 32.0, 12.0, 22.0]
+
+
 SHARES = """
     import json, sys
     sys.path.insert(0, sys.argv[1])

@@ -332,6 +332,36 @@ def test_a_team_that_cannot_be_is_named(words, key, remedy):
     assert remedy in found("policy=waypoint_actors", *words, "topology.processes=2")[key].remedy
 
 
+@pytest.mark.parametrize(
+    ("words", "key", "says", "remedy"),
+    [
+        (["rollout.scenes_per_step=7"], "rollout.scenes_per_step", "8 processes", "rollout.scenes_per_step=8"),
+        (
+            ["dataset.train_scenes=2"],
+            "trainer.warm_start.drives_per_scene",
+            "2 scenes × 3 are 6",
+            "trainer.warm_start.drives_per_scene=4, or topology.processes=6",
+        ),
+        (["dataset.val_scenes=7"], "dataset.val_scenes", "7 scenes", "dataset.val_scenes=8"),
+        (
+            ["trainer.warm_start.validation_scenes=5"],
+            "trainer.warm_start.validation_scenes",
+            "5 scenes",
+            "trainer.warm_start.validation_scenes=8",
+        ),
+        (["trainer=sft", "dataset.val_scenes=3"], "dataset.val_scenes", "3 scenes", "or trainer.patience=0"),
+        (["dataset.val_scenes=3", "trainer.warm_start.patience=0"], None, "", ""),
+        (["dataset.val_scenes=3", "trainer.warm_start=null"], None, "", ""),
+    ],
+)
+def test_work_that_eight_processes_cannot_share_is_named_with_numbers(words, key, says, remedy):
+    problems = found("policy=waypoint_actors", "rollout.scenes_per_step=32", *words, "topology.processes=8")
+    assert list(problems) == ([] if key is None else [key])
+    if key is not None:
+        assert says in problems[key].message
+        assert remedy in problems[key].remedy
+
+
 def test_a_team_on_cpus_needs_nothing():
     assert not found("policy=waypoint_actors", "topology.processes=2")
 

@@ -48,6 +48,20 @@ def test_more_rollouts_shorten_a_step_until_training_sets_the_pace():
     assert all(step_s >= 2.0 for step_s in found)
 
 
+def test_rollouts_for_whose_batches_there_is_no_room_are_named():
+    # Two steps of 8 episodes may be under way: room for 4 batches of 4, and for 2 of 8.
+    replicas = "cosmos.rollout.parallelism.n_init_replicas=4"
+    assert throughput(replicas, rollout_s=8.0, train_s=2.0).at_work == 4
+    found = throughput(replicas, "cosmos.rollout.batch_size=2", rollout_s=16.0, train_s=2.0)
+    assert found.at_work == 2
+    assert found.waits == "2 of 4 rollouts can drive at once: smaller cosmos.rollout.batch_size"
+    # On policy one step is; a batch is never more than a step.
+    on_policy = ("cosmos.train.train_policy.on_policy=true", "cosmos.rollout.batch_size=5")
+    assert throughput(replicas, *on_policy, rollout_s=16.0, train_s=2.0).at_work == 1
+    # Where training sets the pace nobody misses them.
+    assert "more policy" in throughput(replicas, "cosmos.rollout.batch_size=2", rollout_s=1.0, train_s=9.0).waits
+
+
 def test_on_policy_nothing_overlaps():
     # 2 batches of 3 s one after the other, then 2 s and a sync of 1 s: 9 s.
     words = ("cosmos.train.train_policy.on_policy=true",)

@@ -30,7 +30,15 @@ from alpagym_runtime.trainers.cosmos.double import Mail
 from alpagym_runtime.trainers.cosmos.groups import Driven, Groups, credited
 from alpagym_runtime.trainers.cosmos.housekeeping import redis_text
 from alpagym_runtime.trainers.cosmos.journal import Journal, Presence, Step
-from alpagym_runtime.trainers.cosmos.learning import Lesson, fresh_enough, learn, loop_config, rate_share, step_data
+from alpagym_runtime.trainers.cosmos.learning import (
+    Lesson,
+    _collapsed,
+    fresh_enough,
+    learn,
+    loop_config,
+    rate_share,
+    step_data,
+)
 from alpagym_runtime.trainers.cosmos.parcels import receive, send
 from alpagym_runtime.trainers.cosmos.place import transport_of
 from alpagym_runtime.trainers.cosmos.prompts import Prompts, number_of
@@ -39,6 +47,8 @@ from alpagym_runtime.trainers.cosmos.tables import cosmos_config, to_toml
 from alpagym_runtime.trainers.cosmos.trainer import CosmosTrainer
 from alpagym_runtime.trainers.grpo.advantages import group_advantages
 from alpagym_runtime.trainers.scenes import scenes_of_step
+from alpagym_runtime.trainers.team import Team
+from alpagym_runtime.trainers.update import taking_part
 from alpagym_runtime.transport.between import build_transport, remove_leftovers
 from alpagym_runtime.transport.disk import DiskTransport
 from alpagym_runtime.transport.memory import MemoryTransport
@@ -654,13 +664,50 @@ class Communicator:
         self._mail.nccl_allreduce(sendbuff, recvbuff, op, self._comm)
 
 
+def test_what_a_drive_is_reported_with_is_json():
+    # In an open-loop world there is no driving score.
+    config = configure()
+    driven = lessons_of(config, policy_of(config))[0].driven
+    assert "driving_score" in driven.numbers
+    open_loop = Driven(replace(driven.episode, driving_score=math.nan), driven.advantage_T)
+    assert open_loop.numbers == {k: v for k, v in driven.numbers.items() if k != "driving_score"}
+    json.dumps(open_loop.numbers, allow_nan=False)
+
+
 def test_a_gpu_of_a_spread_policy_always_has_a_decision(tmp_path):
     config = configure(trainer={"type": "cosmos", "least_advantage": 1e9})
     lessons = lessons_of(config, policy_of(config))
-    assert len(step_data(lessons, config.trainer.config).advantage_B) == 0
-    data = step_data(lessons, config.trainer.config, never_empty=True)
-    assert data.advantage_B.tolist() == [0.0]  # takes part, and teaches nothing
-    assert data.counts["decisions_kept"] == 0.0
+    episodes = [lesson.driven.episode for lesson in lessons]
+    for left in (lessons, []):  # none is worth a gradient; all were too old
+        nothing = step_data(left, config.trainer.config)
+        assert len(nothing.advantage_B) == 0
+        data = taking_part(nothing, episodes)
+        assert data.advantage_B.tolist() == [0.0]  # takes part, and teaches nothing
+        assert data.taught == data.counts["decisions_kept"] == 0.0
+    assert taking_part(nothing, []) is nothing
+
+
+class Beside(Team):
+    """Two processes, of which the other says always the same."""
+
+    def __init__(self, other):
+        super().__init__(0, 2)
+        self._other = other
+
+    def gather(self, value):
+        return [value, self._other]
+
+
+def test_a_group_that_is_spread_over_gpus_is_one_group():
+    config = configure()
+    lessons = lessons_of(config, policy_of(config))[:2]
+    group, reward = lessons[0].driven.episode.request.group_id, lessons[0].driven.reward
+    alike = [Lesson(lesson.driven, 0.0) for lesson in (lessons[0], lessons[0])]
+    assert _collapsed(alike, Beside([])) == 1.0
+    assert _collapsed(alike, Beside([[group, reward + 1.0]])) == 0.0
+    # Alone here and alone there, together a group of two; one of another group compares with nobody.
+    assert _collapsed(alike[:1], Beside([[group, reward], [group + 1, reward]])) == 1.0
+    assert _collapsed(alike[:1], Beside([])) == 0.0
 
 
 def test_two_policy_replicas_learn_as_one_that_has_all_drives(tmp_path):
@@ -685,7 +732,7 @@ def test_two_policy_replicas_learn_as_one_that_has_all_drives(tmp_path):
     for policy, numbers in results.values():
         for one, other in zip(policy.module.parameters(), alone.module.parameters(), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
-        for name in ("reward", "decisions_kept", "episodes_trained", "loss", "gradient_norm"):
+        for name in ("reward", "decisions_kept", "episodes_trained", "groups_collapsed", "loss", "gradient_norm"):
             assert numbers[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6)
 
 

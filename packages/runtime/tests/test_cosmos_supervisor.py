@@ -295,6 +295,14 @@ def test_a_launcher_that_ends_early_is_quoted(tools, tmp_path):
         watch(job, run)
 
 
+def test_a_workers_error_is_quoted_and_not_torchruns_summary(tools, tmp_path):
+    said = "Traceback (most recent call last):\nRuntimeError: Rollout report failed\n"
+    summary = "E1130 18:43:01 api.py:986] failed (exitcode: 1) local_rank: 0\n" + "Root Cause\n" * 20
+    job, _ = job_of(tmp_path, f"print({said + summary!r}, flush=True); sys.exit(1)")
+    with pytest.raises(JobError, match=r"RuntimeError: Rollout report failed$"):
+        watch(job, tmp_path / "run")
+
+
 def test_a_worker_that_comes_to_its_end_before_the_last_step_is_no_failure(tools, tmp_path):
     # Rollouts have nothing left to do while the policy still trains on what they made.
     job, run = job_of(

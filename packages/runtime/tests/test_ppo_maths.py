@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +19,7 @@ from alpagym_runtime.trainers.ppo.advantages import (
 from alpagym_runtime.trainers.ppo.config import PpoConfig
 from alpagym_runtime.trainers.ppo.trainer import PpoTrainer, select
 from alpagym_runtime.trainers.team import ALONE
-from alpagym_runtime.trainers.update import optimise
+from alpagym_runtime.trainers.update import optimise, taking_part
 from alpagym_runtime.types import Ended, Episode, EpisodeRequest, Failure, Sampling, Score
 
 PLAIN = PpoConfig(normalise=False, discount=0.9, trace_decay=1.0, value_first=0)
@@ -246,3 +247,20 @@ def test_a_value_that_is_not_finite_stops_the_step():
     before = policy.module.bias.detach().clone()
     assert optimise(policy, optimiser, data, config, 0, None, further)["steps_refused"] == 1.0
     assert torch.equal(policy.module.bias, before)
+
+
+def test_a_drive_that_teaches_nothing_can_stand_in_for_one_that_does():
+    # All of this process's drives are void: the first one's decision is scored, and its loss has no weight.
+    policy, config = Seeing(), plain(epochs=1)
+    void = replace(episode([1, 1], [0, 0, 10]), ended=Ended.FAILED, failure=Failure("permanent", "X", "gone"))
+    data, further = PpoTrainer(config).learn_from(SimpleNamespace(policy=policy, team=ALONE), [void], 0)
+    assert data.decisions is None
+    data = taking_part(data, [void])
+    assert (data.taught, data.advantage_B.tolist()) == (0, [0.0])
+    rows = np.zeros(1, np.int64)
+    score = policy.score(data.observation.take(rows), data.decisions.take(rows), data.sampling)
+    loss, numbers = further(score, rows, 3)
+    (loss * 0.0).backward()
+    assert np.isfinite(float(loss.detach()))
+    assert policy.module.bias.grad.tolist() == [0.0, 0.0]
+    assert numbers["value_loss"] >= 0.0

@@ -22,6 +22,7 @@ from alpagym_plugins import ConfigError, Problem
 from alpagym_runtime.machine import Machine
 from alpagym_runtime.run_config import RunConfig, to_mapping
 from alpagym_runtime.secrets import redacted
+from alpagym_runtime.trainers.sft.config import SftConfig
 
 _PLACEHOLDER = re.compile(r"\bYOUR_[A-Z_]+\b")
 _LEAST_DISK_BYTES = 1 << 30
@@ -145,6 +146,36 @@ def _team(config: RunConfig, command: str, machine: Machine) -> Iterator[Problem
             groups,
             f"{processes} processes share the groups of a step, whole ones",
             f"rollout.scenes_per_step={processes}",
+        )
+    yield from _team_imitates(config, processes)
+
+
+def _team_imitates(config: RunConfig, processes: int) -> Iterator[Problem]:
+    """Whether there is an expert's drive for each process of a team; what a store holds is seen when it is read."""
+    trainer, dataset = config.trainer, config.dataset
+    key = "trainer" if trainer.type == "sft" else "trainer.warm_start"
+    sft = trainer.config if trainer.type == "sft" else getattr(trainer.config, "warm_start", None)
+    # Other worlds and sources have as many scenes as they have.
+    endless = config.simulator.type in ("embedded", "toy") and dataset.source in ("procedural", "road")
+    if not isinstance(sft, SftConfig) or sft.store is not None or not endless or dataset.scene_ids is not None:
+        return
+    drives = dataset.train_scenes * sft.drives_per_scene
+    if drives < processes:
+        yield Problem(
+            f"{key}.drives_per_scene",
+            sft.drives_per_scene,
+            f"{processes} processes share the expert's drives, and {dataset.train_scenes} scenes × "
+            f"{sft.drives_per_scene} are {drives}",
+            f"{key}.drives_per_scene={-(-processes // dataset.train_scenes)}, or topology.processes={drives}",
+        )
+    validation = min(sft.validation_scenes, dataset.val_scenes)
+    if sft.patience and validation < processes:
+        few = "dataset.val_scenes" if dataset.val_scenes < processes else f"{key}.validation_scenes"
+        yield Problem(
+            few,
+            validation,
+            f"{processes} processes share the expert's validation drives, one in each of {validation} scenes",
+            f"{few}={processes}, or {key}.patience=0",
         )
 
 

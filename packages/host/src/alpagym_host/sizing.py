@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from alpagym_host.compose import compose
 from alpagym_plugins import ConfigError, check_range
 from alpagym_runtime.run_config import RunConfig
+from alpagym_runtime.trainers.cosmos.config import rollouts_at_work
 
 STEPS = 200
 WARM_UP = 20  # steps that are left out of the means: the first finds nobody at work yet
@@ -58,6 +59,7 @@ class Throughput:
         policy_busy, rollout_busy: shares of the time that a role's GPUs work.
         gap_mean, gap_max: versions between the weights that drove and those that are trained.
         gpus: of both roles.
+        rollouts, at_work: rollout replicas, and how many of them can drive at once.
 
     """
 
@@ -68,10 +70,14 @@ class Throughput:
     gap_mean: float
     gap_max: int
     gpus: int
+    rollouts: int
+    at_work: int
 
     @property
     def waits(self) -> str:
-        """Which role waits for the other."""
+        """Which role waits for the other, or for what."""
+        if self.at_work < self.rollouts and self.policy_busy < 0.9:
+            return f"{self.at_work} of {self.rollouts} rollouts can drive at once: smaller cosmos.rollout.batch_size"
         if self.policy_busy < 0.9 * self.rollout_busy:
             return "policies wait for episodes: more rollout replicas"
         if self.rollout_busy < 0.9 * self.policy_busy:
@@ -154,6 +160,8 @@ def simulate(config: RunConfig, times: PartTimes, steps: int = STEPS) -> Through
         gap_mean=sum(gaps) / max(len(gaps), 1),
         gap_max=max(gaps, default=0),
         gpus=sum(config.trainer.config.gpus(config).values()) if config.trainer.type == "cosmos" else 0,
+        rollouts=replicas,
+        at_work=rollouts_at_work(config),
     )
 
 

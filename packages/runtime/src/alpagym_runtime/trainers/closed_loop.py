@@ -21,7 +21,7 @@ from alpagym_runtime.trainers.health import Health
 from alpagym_runtime.trainers.metrics import drive_numbers
 from alpagym_runtime.trainers.scenes import scenes_of_step, spreads_of
 from alpagym_runtime.trainers.sft.trainer import SftTrainer
-from alpagym_runtime.trainers.update import FurtherLoss, StepData, optimise
+from alpagym_runtime.trainers.update import FurtherLoss, StepData, optimise, taking_part
 from alpagym_runtime.types import Episode, EpisodeRequest, Sampling
 
 if TYPE_CHECKING:
@@ -98,9 +98,18 @@ class ClosedLoopTrainer(ABC):
             numbers = drive_numbers(episodes, policy.version, team)
             data, further = self.learn_from(run, episodes, step)
             counts = team.added(data.counts)
+            idle: list[int] = []
+            if learner.spread_out:
+                data = taking_part(data, episodes)
+                idle = [rank for rank, there in enumerate(team.gather(data.decisions is not None)) if not there]
             driven = team.added({f"episodes_{name}": float(collector.counts[name]) for name in COUNTED})
             numbers |= counts | data.numbers | {name: count for name, count in driven.items() if count}
-            if sum(team.gather(len(data.advantage_B))):
+            if idle:
+                run.reporter.note(
+                    f"step {step + 1}: not trained on: processes {idle} have no decision to take part with in the "
+                    "forwards of a policy that is spread over all"
+                )
+            elif sum(team.gather(data.taught)):
                 order_seed = mix_int(run.config.run.seed, 9, step)
                 with collector.paused(), learner.training():
                     numbers |= optimise(policy, optimiser, data, config, order_seed, reference, further, team)

@@ -39,6 +39,11 @@ class Learner:
         if team.size > 1 and (section.shard == "always" or (section.shard == "auto" and large)):
             self._twin = spread(copy.deepcopy(policy.module), team)
 
+    @property
+    def spread_out(self) -> bool:
+        """Whether the weights are spread over the team: all take part in each forward and backward pass."""
+        return self._twin is not None
+
     def parameters(self) -> list[Tensor]:
         """Those that are trained."""
         return list(self.named_parameters().values())

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from alpagym_runtime.random import generator
-from alpagym_runtime.trainers.base import Observations
+from alpagym_runtime.trainers.base import Observations, decision_batch
 from alpagym_runtime.trainers.closed_loop_config import ClosedLoopConfig
 from alpagym_runtime.trainers.learner import whole_tensor
 from alpagym_runtime.trainers.policy_loss import LossParts, policy_loss
 from alpagym_runtime.trainers.team import ALONE, Team, is_shard
-from alpagym_runtime.types import Decision, Sampling, Score, TrainablePolicy
+from alpagym_runtime.types import Decision, Episode, Sampling, Score, TrainablePolicy
 
 FurtherLoss = Callable[[Score, NDArray[np.int64], float], tuple[Tensor, dict[str, float]]]
 """A part of the loss besides the policy's, for (score, rows of the step's data, count): a scalar, the rows' sum divided
@@ -34,7 +34,8 @@ by `count`; and numbers to log, means over the rows. A loss that is not finite r
 class StepData:
     """The decisions of a step that are worth a gradient, this process's; and what to log.
 
-    `counts` add up over a team, `numbers` are the whole team's already.
+    `counts` add up over a team, `numbers` are the whole team's already. With `stands_in` there is one decision, which
+    teaches nothing: this process of a policy that is spread over the team has none, and takes part in the forwards.
     """
 
     observation: Observations
@@ -43,6 +44,30 @@ class StepData:
     sampling: Sampling
     counts: dict[str, float] = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
+    stands_in: bool = False
+
+    @property
+    def taught(self) -> int:
+        """Decisions that teach."""
+        return 0 if self.stands_in else len(self.advantage_B)
+
+
+def taking_part(data: StepData, episodes: Sequence[Episode]) -> StepData:
+    """A step's data with a decision that teaches nothing where none does, if any was made at all."""
+    decided = [episode for episode in episodes if episode.decisions is not None and len(episode)]
+    if len(data.advantage_B) or not decided:
+        return data
+    made = max(decided, key=lambda episode: episode.trainable)  # the first of those that are not void, if any is not
+    observation, decisions = decision_batch([made])
+    first = np.zeros(1, np.int64)
+    return replace(
+        data,
+        observation=observation.keep(first),
+        decisions=decisions.take(first),
+        advantage_B=np.zeros(1, np.float32),
+        sampling=made.sampling,
+        stands_in=True,
+    )
 
 
 def optimise(
@@ -60,13 +85,15 @@ def optimise(
     A minibatch whose loss, log-probabilities or gradient are not finite makes no optimiser step and is counted; one in
     which no factor of any decision counts makes none either.
     """
-    own = np.zeros(0, bool) if data.decisions is None else data.decisions.log_prob_mask.any(axis=1)
+    own: NDArray[np.bool_] = np.zeros(0, bool)
+    if data.decisions is not None and data.taught:
+        own = np.any(data.decisions.log_prob_mask, axis=1)
     parts = team.gather(own.tolist())
     valid = np.array([row for part in parts for row in part], bool)
     bounds = np.cumsum([0, *map(len, parts)])
     count = len(valid)
     sharded = any(map(is_shard, policy.module.parameters()))
-    assert not sharded or all(map(len, parts)), "each process of a sharded policy needs a decision to take part"
+    assert not sharded or data.decisions is not None, "each process of a sharded policy needs a decision to take part"
     logged: list[dict[str, float]] = []
     stopped, refused = 0.0, 0.0
     for epoch in range(config.epochs):

@@ -406,6 +406,14 @@ def episodes_under_way(config: RunConfig) -> int:
     return (ahead + 1) * cosmos.global_batch + replicas * cosmos.rollout.batch_size * config.rollout.group_size
 
 
+def rollouts_at_work(config: RunConfig) -> int:
+    """Rollout replicas that can drive at once: the steps that may be ahead have room for so many of their batches."""
+    cosmos, step = config.cosmos, config.cosmos.train.train_policy
+    room = ((0 if step.on_policy else step.allowed_outdated_steps) + 1) * cosmos.global_batch
+    batch = min(cosmos.rollout.batch_size * config.rollout.group_size, cosmos.global_batch)
+    return min(cosmos.rollout.parallelism.n_init_replicas, max(room // batch, 1))
+
+
 def _carries(config: RunConfig) -> Iterator[Problem]:
     """Whether the transport brings episodes from rollouts to policies."""
     cosmos, kind = config.cosmos, config.transport.type

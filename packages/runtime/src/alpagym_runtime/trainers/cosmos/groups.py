@@ -9,6 +9,7 @@ moment; and when that does not help either, the run ends and says why.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -46,9 +47,11 @@ class Driven:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """Driving score and each term, for Cosmos-RL's own log."""
+        """Driving score and each term, for Cosmos-RL's own log; without those that are not known (open loop)."""
         terms = {f"term/{name}": float(values.sum()) for name, values in self.episode.terms.items()}
-        return {"driving_score": float(self.episode.driving_score), **terms}
+        every = {"driving_score": float(self.episode.driving_score), **terms}
+        # They travel as JSON, which has no NaN: a worker that reports one ends.
+        return {name: value for name, value in every.items() if math.isfinite(value)}
 
 
 class Groups:

@@ -22,7 +22,7 @@ from alpagym_runtime.trainers.cosmos.digests import WeightsError
 from alpagym_runtime.trainers.cosmos.groups import Driven
 from alpagym_runtime.trainers.metrics import drive_numbers
 from alpagym_runtime.trainers.team import ALONE, Team, is_shard
-from alpagym_runtime.trainers.update import StepData, optimise
+from alpagym_runtime.trainers.update import StepData, optimise, taking_part
 from alpagym_runtime.types import Sampling, TrainablePolicy
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -76,15 +76,8 @@ def fresh_enough(lessons: Sequence[Lesson], version: int, allowed: int) -> tuple
     return kept, len(lessons) - len(kept)
 
 
-def step_data(lessons: Sequence[Lesson], config: CosmosTrainerConfig, never_empty: bool = False) -> StepData:
-    """The decisions that are worth a gradient.
-
-    Args:
-        lessons: drives.
-        config: which are.
-        never_empty: where none is, one that is worth nothing: each GPU of a spread policy takes part in its forwards.
-
-    """
+def step_data(lessons: Sequence[Lesson], config: CosmosTrainerConfig) -> StepData:
+    """The decisions that are worth a gradient."""
     counts = {"decisions": 0.0, "decisions_kept": 0.0}
     episodes = [lesson.driven.episode for lesson in lessons]
     if not episodes:
@@ -98,9 +91,6 @@ def step_data(lessons: Sequence[Lesson], config: CosmosTrainerConfig, never_empt
     rows = np.flatnonzero(controls & (np.abs(advantage) >= config.least_advantage) & (advantage != 0.0))
     observation, decisions = decision_batch(episodes)
     counts = {"decisions": float(len(advantage)), "decisions_kept": float(len(rows))}
-    if never_empty and not len(rows):
-        rows = np.flatnonzero(controls)[:1]
-        advantage[rows] = 0.0
     sampling = episodes[0].sampling
     return StepData(observation.keep(rows), decisions.take(rows), advantage[rows], sampling, counts)
 
@@ -180,9 +170,11 @@ def learn(
             "steps old: the rollouts get no new weights, or drive too far ahead"
         )
     numbers = drive_numbers([lesson.driven.episode for lesson in fresh], policy.version, team)
-    data = step_data(fresh, trainer, never_empty=any(map(is_shard, policy.module.parameters())))
+    data = step_data(fresh, trainer)
+    if any(map(is_shard, policy.module.parameters())):
+        data = taking_part(data, [lesson.driven.episode for lesson in lessons])
     totals = taken | team.added(data.counts)
-    numbers |= totals | {"groups_collapsed": _collapsed(fresh)}
+    numbers |= totals | {"groups_collapsed": _collapsed(fresh, team)}
     if totals["decisions_kept"]:
         options = loop_config(cosmos, trainer, int(totals["episodes_trained"]), int(totals["decisions_kept"]))
         order_seed = mix_int(config.run.seed, 9, step)
@@ -193,10 +185,14 @@ def learn(
     return numbers
 
 
-def _collapsed(lessons: Sequence[Lesson]) -> float:
-    """Share of the groups here, of which two or more drives are in this batch, whose rewards are all equal."""
+def _collapsed(lessons: Sequence[Lesson], team: Team) -> float:
+    """Share of the groups, of which two or more drives are in this step, whose rewards are all equal.
+
+    Over the whole team: the drives of a group are spread over its processes.
+    """
     groups: dict[int, list[float]] = {}
-    for lesson in lessons:
-        groups.setdefault(lesson.driven.episode.request.group_id, []).append(lesson.driven.reward)
+    own = ((lesson.driven.episode.request.group_id, lesson.driven.reward) for lesson in lessons)
+    for group, reward in team.joined(own):
+        groups.setdefault(group, []).append(reward)
     several = [rewards for rewards in groups.values() if len(rewards) > 1]
     return sum(max(r) - min(r) < 1e-7 for r in several) / len(several) if several else 0.0

@@ -225,7 +225,9 @@ class Job:
         texts = {log: log.read_text(errors="replace") for log in [*logs, self._folder / "launcher.log"]}
         log = next((log for log, text in texts.items() if "Traceback" in text), next(iter(texts)))
         lines = [line for line in texts[log].splitlines() if line.strip()]
-        return f"; last in {log}:\n" + "\n".join(lines[-_LAST_LINES:])
+        # What follows is torchrun's summary, a page that does not hold the error.
+        end = next((i for i, line in enumerate(lines) if i and " failed (exitcode: " in line), len(lines))
+        return f"; last in {log}:\n" + "\n".join(lines[max(end - _LAST_LINES, 0) : end])
 
     @staticmethod
     def _is_gone(worker: Worker) -> bool:

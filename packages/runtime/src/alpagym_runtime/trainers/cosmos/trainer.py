@@ -17,7 +17,7 @@ from alpagym_runtime.errors import SimulatorError
 from alpagym_runtime.files import replacing
 from alpagym_runtime.trainers.base import StopTraining
 from alpagym_runtime.trainers.checkpoints import load_weights
-from alpagym_runtime.trainers.cosmos.config import CosmosTrainerConfig
+from alpagym_runtime.trainers.cosmos.config import CosmosTrainerConfig, rollouts_at_work
 from alpagym_runtime.trainers.cosmos.journal import Journal, Step
 from alpagym_runtime.trainers.cosmos.prompts import Prompts
 from alpagym_runtime.trainers.cosmos.supervisor import Job, JobError, newest_checkpoint, remove_torn_checkpoints
@@ -60,6 +60,13 @@ class CosmosTrainer:
         # What the run keeps of the job has no optimiser: that is in the job's own checkpoints.
         blank = torch.optim.SGD(run.policy.module.parameters(), lr=0.0)
         self._done = run.begin_stage(STAGE, total, "steps", blank)
+        rollouts, working = cosmos.rollout.parallelism.n_init_replicas, rollouts_at_work(run.config)
+        if working < rollouts:
+            batch = f"{cosmos.rollout.batch_size} groups × {run.config.rollout.group_size}"
+            run.reporter.note(
+                f"{working} of {rollouts} rollout replicas can drive at once: each takes {batch} episodes, a step has "
+                f"{cosmos.global_batch}; make cosmos.rollout.batch_size smaller"
+            )
         left, ranks = cosmos.restarts, cosmos.policy.parallelism.gpus_per_replica
         while True:
             try:

@@ -48,6 +48,8 @@ class PpoTrainer(ClosedLoopTrainer):
 
     def _value_part(self, target_B: NDArray[np.float64], value_B: NDArray[np.float64]) -> FurtherLoss:
         weight, clip = self._ppo.value_weight, self._ppo.value_clip
+        if not len(target_B):  # of a decision that stands in
+            target_B = value_B = np.zeros(1)
 
         def part(score: Score, rows: NDArray[np.int64], count: float) -> tuple[Tensor, dict[str, float]]:
             value = score.value
