@@ -146,12 +146,14 @@ def test_disaggregated_with_prefetch(tmp_path):
     assert all(row["staleness_max"] <= 1.0 for row in rows)
 
 
-def test_two_rollouts_and_two_policies(tmp_path):
+@pytest.mark.parametrize("dispatch", [False, True])
+def test_two_rollouts_and_two_policies(tmp_path, dispatch):
     run = tmp_path / "run"
     words = (
         "cosmos.rollout.parallelism.n_init_replicas=2",
         "cosmos.policy.parallelism.n_init_replicas=2",
         "cosmos.train.train_batch_per_replica=4",
+        f"cosmos.train.train_policy.data_dispatch_as_rank_in_mesh={dispatch}",
     )
     train(run, *words)
     rows = has_ended_well(run)
@@ -162,16 +164,18 @@ def test_two_rollouts_and_two_policies(tmp_path):
     assert all(worker.episodes > 0 for worker in workers)
 
 
-@pytest.mark.parametrize("gpus", [1, 2])
-def test_roles_of_their_own_on_the_same_gpus(tmp_path, gpus):
+@pytest.mark.parametrize(("replicas", "shards"), [(1, 1), (1, 2), (2, 1)])
+def test_roles_of_their_own_on_the_same_gpus(tmp_path, replicas, shards):
     run = tmp_path / "run"
-    shared = ("cosmos.mode=colocated_separated", f"cosmos.policy.parallelism.dp_shard_size={gpus}")
-    train(run, *shared, f"cosmos.rollout.parallelism.n_init_replicas={gpus}")
+    words = [f"cosmos.{role}.parallelism.n_init_replicas={replicas}" for role in ("policy", "rollout")]
+    words += ["cosmos.mode=colocated_separated", f"cosmos.policy.parallelism.dp_shard_size={shards}"]
+    words += [f"cosmos.train.train_batch_per_replica={8 // replicas}"]
+    train(run, *words)
     rows = has_ended_well(run)
     workers = Journal(run).workers().values()
-    assert len({worker.process.pid for worker in workers}) == 2 * gpus
+    assert len({worker.process.pid for worker in workers}) == replicas * shards + replicas
     # As many GPUs as the policy has, for both.
-    assert f"Detected {gpus} GPUs" in (run / "cosmos" / "launcher.log").read_text()
+    assert f"Detected {replicas * shards} GPUs" in (run / "cosmos" / "launcher.log").read_text()
     # The next step was driven while one trained.
     assert max(row["staleness_max"] for row in rows) == 1.0
     assert list((run / "cosmos" / "windows").iterdir()) == []

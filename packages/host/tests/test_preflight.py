@@ -164,6 +164,8 @@ def test_roles_of_their_own_on_one_gpu_share_its_memory(good_tools):
     # No GPU is in NCCL twice; over gloo the same transport works.
     assert found(*words, "transport=nccl")["transport.backend"].remedy == "transport.backend=gloo"
     assert set(found(*words, "transport=nccl", "transport.backend=gloo")) <= {"trainer"}
+    more = found(*words, "cosmos.rollout.parallelism.n_init_replicas=2")
+    assert "as many rollouts as policy replicas" in more["cosmos.rollout.parallelism.n_init_replicas"].message
     several = found(*words, "deploy=slurm", "deploy.slurm.partition=gpu", "topology.train_nodes=2")
     assert "GPUs of their own" in several["cosmos.mode"].message
 

@@ -247,10 +247,10 @@ class CosmosSection:
     @property
     def gpus(self) -> dict[str, int]:
         """GPUs of each role."""
-        policy, rollout = self.policy.parallelism.gpus, self.rollout.parallelism.gpus
+        policy = self.policy.parallelism.gpus
         if self.mode == "disaggregated":
-            return {"policy": policy, "rollout": rollout}
-        return {"policy and rollout": max(policy, rollout)}
+            return {"policy": policy, "rollout": self.rollout.parallelism.gpus}
+        return {"policy and rollout": policy}
 
     def gpu_bytes(self, trainable: int, frozen: int) -> tuple[int, int]:
         """Least memory of one policy GPU and of one rollout GPU, bytes, for so many parameters.
@@ -375,6 +375,13 @@ def _fits(config: RunConfig) -> Iterator[Problem]:
             f"colocated roles share their GPUs, so both need the same parallelism; the policy has {policy.gpus} "
             f"GPUs in {policy.n_init_replicas} replicas, the rollout {rollout.gpus} in {rollout.n_init_replicas}",
             "make cosmos.policy.parallelism and cosmos.rollout.parallelism equal, or cosmos.mode=disaggregated",
+        )
+    if cosmos.mode == "colocated_separated" and policy.n_init_replicas != rollout.n_init_replicas:
+        yield Problem(
+            "cosmos.rollout.parallelism.n_init_replicas",
+            rollout.n_init_replicas,
+            f"on shared GPUs there are as many rollouts as policy replicas, and those are {policy.n_init_replicas}",
+            f"cosmos.rollout.parallelism.n_init_replicas={policy.n_init_replicas}, or cosmos.mode=disaggregated",
         )
     for role, parallelism in (("policy", policy), ("rollout", rollout)):
         shared = () if role == "policy" else ("dp_shard_size",)

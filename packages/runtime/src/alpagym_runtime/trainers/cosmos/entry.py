@@ -26,6 +26,8 @@ def main() -> None:
     housekeeping.read_often()
     if os.environ.get("COSMOS_ROLE") == "Policy":
         housekeeping.wait_for_commands()
+    if config.cosmos.train.train_policy.data_dispatch_as_rank_in_mesh:
+        housekeeping.wait_for_the_mesh()
     housekeeping.end_with_owner(directory / FOLDER)
 
     from cosmos_rl.launcher.worker_entry import main as play

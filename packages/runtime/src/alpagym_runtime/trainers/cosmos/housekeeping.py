@@ -106,6 +106,26 @@ def wait_for_commands() -> None:
     worker.broadcast_command = broadcast_command
 
 
+def wait_for_the_mesh() -> None:
+    """Let a rollout worker ask for prompts only once it knows its number among the rollouts.
+
+    With data_dispatch_as_rank_in_mesh the controller picks prompts by that number, and ends the job over one that it
+    does not know: the first rollout asks before the last one is there.
+    """
+    from cosmos_rl.dispatcher.api import client
+
+    api = _need(client, "APIClient")
+    plain = _need(api, "_get_training_prompt")
+
+    def get_training_prompt(self: Any, batch_size: int, rank_in_mesh: int | None) -> Any:
+        if rank_in_mesh is None or rank_in_mesh < 0:
+            time.sleep(COMMAND_WAIT_MS / 1000.0)
+            return [], False
+        return plain(self, batch_size, rank_in_mesh)
+
+    api._get_training_prompt = get_training_prompt
+
+
 def keep_to_this_machine(directory: Path) -> None:
     """Bind controller and Redis to loopback, with a password; on several nodes to all addresses, with a password."""
     from cosmos_rl.utils import network_util, redis_stream
