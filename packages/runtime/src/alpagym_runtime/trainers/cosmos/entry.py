@@ -27,7 +27,7 @@ def main() -> None:
     if os.environ.get("COSMOS_ROLE") == "Policy":
         housekeeping.wait_for_commands()
     if config.cosmos.train.train_policy.data_dispatch_as_rank_in_mesh:
-        housekeeping.wait_for_the_mesh()
+        housekeeping.wait_for_everybody()
     housekeeping.end_with_owner(directory / FOLDER)
 
     from cosmos_rl.launcher.worker_entry import main as play

@@ -106,24 +106,27 @@ def wait_for_commands() -> None:
     worker.broadcast_command = broadcast_command
 
 
-def wait_for_the_mesh() -> None:
-    """Let a rollout worker ask for prompts only once it knows its number among the rollouts.
+def wait_for_everybody() -> None:
+    """Let the controller hand out prompts by the number of a rollout only once rollouts and policies have numbers.
 
-    With data_dispatch_as_rank_in_mesh the controller picks prompts by that number, and ends the job over one that it
-    does not know: the first rollout asks before the last one is there.
+    With data_dispatch_as_rank_in_mesh the first rollout asks before the last replica is there, and Cosmos-RL ends the
+    job over it.
     """
-    from cosmos_rl.dispatcher.api import client
+    from cosmos_rl.dispatcher.data import data_fetcher
 
-    api = _need(client, "APIClient")
-    plain = _need(api, "_get_training_prompt")
+    fetcher = _need(data_fetcher, "ControllerDataFetcher")
+    plain = _need(fetcher, "get_batched_prompt")
 
-    def get_training_prompt(self: Any, batch_size: int, rank_in_mesh: int | None) -> Any:
-        if rank_in_mesh is None or rank_in_mesh < 0:
-            time.sleep(COMMAND_WAIT_MS / 1000.0)
-            return [], False
-        return plain(self, batch_size, rank_in_mesh)
+    def get_batched_prompt(
+        self: Any, n: int, validation_step: Any = None, rank_in_mesh: Any = None, **more: Any
+    ) -> Any:
+        rollouts = getattr(self, "rollout_global_mesh_size", 0)
+        numbered = rank_in_mesh is not None and 0 <= rank_in_mesh < rollouts
+        if not (numbered and getattr(self, "policy_global_mesh_size", 0)):
+            return [], False  # as while it holds rollouts back: they ask again
+        return plain(self, n, validation_step, rank_in_mesh, **more)
 
-    api._get_training_prompt = get_training_prompt
+    fetcher.get_batched_prompt = get_batched_prompt
 
 
 def keep_to_this_machine(directory: Path) -> None:
