@@ -6,8 +6,8 @@
 
 scaling: updates of the default run by 1, 2, 4, … processes with 32 groups each: decisions a second.
 team: imitation and GRPO by 1, 2, 4, … processes, a GPU each, same global batch: how far the numbers of every row are
-from one process's, and whether that is within `TOLERANCE`; seconds a step. `waypoint` is the default run, `tiny` is
-`experiment=alpamayo_tiny`.
+from one process's, and whether that is within `TOLERANCE`, without TF32; seconds a step. `waypoint` is the default run,
+`tiny` is `experiment=alpamayo_tiny`.
 transport: half of the GPUs send episodes of mixed sizes to the other half, while weights are broadcast to all; every
 sender is killed and replaced once.
 model: stage 1 of SFT of an 8-billion backbone, random weights, spread over 1, 2, 4, … GPUs (FSDP2).
@@ -97,6 +97,9 @@ def run_team(
     command = [sys.executable, "-m", "alpagym_host.cli", "train", "--directory", str(directory), *words]
     with (folder / f"{name}-{size}.log").open("w") as log:
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        if not groups:
+            # Convolutions round to 10 bits by default, in kernels that depend on how many rows a process has.
+            environment |= {"NVIDIA_TF32_OVERRIDE": "0"}
         child = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         tree = Tree(child.pid, options.device == "cuda" and not options.together)
         tree.start()
