@@ -289,6 +289,24 @@ def test_what_is_sent_and_not_taken_holds_the_sender_up(ends):
     assert time.monotonic() - began < 3.0
 
 
+def test_what_is_left_out_gives_its_place_back(ends):
+    receiver, sender = ends("trainer", in_flight=4), ends("rollout", in_flight=4, timeout_s=2.0)
+    # Of sixteen every fourth is left out; four kept places of four would stop the sender.
+    left_out = []
+    for number in range(16):
+        handle = sender.send(empty_episode())
+        if number % 4 == 0:
+            left_out.append(handle)
+            continue
+        receiver.receive(handle)
+        receiver.discard(handle)
+        receiver.discard_older(handle)
+    with pytest.raises(KeyError):
+        receiver.receive(left_out[0])
+    # What may still be asked for, fewer than four before the last, is there.
+    assert receiver.receive(left_out[3]) is not None
+
+
 def test_nothing_travels_beside_a_weight_sync(ends):
     receiver, sender = ends("trainer"), ends("rollout")
     receiver.receive(sender.send(sized(8, 0)))

@@ -9,6 +9,7 @@ from cosmos_rl.dispatcher.data.packer.base import BaseDataPacker
 
 from alpagym_runtime.trainers.cosmos.groups import Driven
 from alpagym_runtime.trainers.cosmos.parcels import receive, send
+from alpagym_runtime.transport.nccl.ends import Receiver
 from alpagym_runtime.types import Transport
 
 
@@ -47,6 +48,9 @@ class Packer(BaseDataPacker):
         """The drive behind a text; its room is free again, what is read stays readable."""
         driven, handle = receive(rollout_output, self.transport)
         self.transport.discard(handle)
+        if isinstance(self.transport, Receiver):
+            # The controller drops drives that are too old, and tells nobody.
+            self.transport.discard_older(handle)
         return driven
 
     def policy_compute_max_len(self, processed_samples: Sequence[Driven]) -> int:

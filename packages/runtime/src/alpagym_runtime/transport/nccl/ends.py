@@ -114,6 +114,20 @@ class Receiver:
                 if link is not None:
                     link.drop(number)
 
+    def discard_older(self, handle: str) -> None:
+        """Free what the sender of an episode sent `in_flight` or more before it, and nobody received.
+
+        For whoever receives in the order of sending and leaves some out: those would keep their places for ever.
+        """
+        with contextlib.suppress(KeyError):
+            link_number, number = self._parse(handle)
+            with self._changed:
+                link = self._links.get(link_number)
+                if link is not None:
+                    for old in [*link.held, *link.pending]:
+                        if old <= number - self._config.in_flight:
+                            link.drop(old)
+
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Wait for the transfers under way and grant none: weights may be sent to GPUs inside this block.
