@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 
+from alpagym_runtime.trainers.cosmos import window
 from alpagym_runtime.trainers.cosmos.window import Inlet, Outlet
 from alpagym_runtime.transport.nccl.line import Line, introduce
 
@@ -128,6 +129,19 @@ def test_a_stranger_gets_nothing_and_stops_nobody(tmp_path):
     stranger.hang_up()
     inlet = Inlet(path, CPU, 20.0)
     meeting.join(5.0)
+    assert not meeting.is_alive()
+    outlet.close(), inlet.close()
+
+
+def test_a_silent_stranger_does_not_keep_the_other_end_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(window, "_STRANGER_S", 0.2)
+    path = tmp_path / "a_b-0.json"
+    outlet = Outlet(path, CPU, 1024)
+    with socket.create_connection(("127.0.0.1", json.loads(path.read_text())["port"])):
+        meeting = threading.Thread(target=outlet.meet, args=(20.0,))
+        meeting.start()
+        inlet = Inlet(path, CPU, 20.0)
+        meeting.join(5.0)
     assert not meeting.is_alive()
     outlet.close(), inlet.close()
 

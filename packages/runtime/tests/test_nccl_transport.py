@@ -409,6 +409,46 @@ def test_a_sender_that_goes_while_it_waits_for_room_is_noticed_and_leaves_it(end
     assert receiver.receive(other.send(sized(1_900_000, 7))).rewards[0] == 7.0
 
 
+def test_what_is_too_old_makes_room_although_nothing_comes(ends):
+    receiver, sender, other = ends("trainer", limit_mb=2, expire_s=1.0), ends("rollout"), ends("rollout")
+    for number in range(2):
+        sender.send(sized(900_000, number))
+    # The room is full, and who sent what fills it is gone.
+    sender._outgoing.abort()
+    sender._outgoing = None
+    assert receiver.receive(other.send(sized(1_900_000, 7))).rewards[0] == 7.0
+
+
+def test_a_killed_senders_episodes_make_room_and_can_be_had_until_then(ends):
+    receiver, sender, other = ends("trainer", limit_mb=2), ends("rollout"), ends("rollout")
+    handles = [sender.send(sized(900_000, n)) for n in range(2)]
+    end = time.monotonic() + 5.0
+    while len(receiver._links[0].held) < 2 and time.monotonic() < end:
+        time.sleep(0.01)
+    sender._outgoing.abort()
+    sender._outgoing = None
+    while receiver._untaken and time.monotonic() < end:
+        time.sleep(0.01)
+    assert receiver.receive(handles[1]).rewards[0] == 1.0
+    last = other.send(sized(900_000, 7))
+    assert receiver.receive(last).rewards[0] == 7.0
+    with pytest.raises(KeyError, match="released to make room"):
+        receiver.receive(handles[0])
+
+
+def test_a_sender_that_waits_for_room_can_free_what_fills_it(ends):
+    receiver, sender = ends("trainer", limit_mb=2), ends("rollout")
+    handles = [sender.send(sized(900_000, n)) for n in range(3)]
+    end = time.monotonic() + 5.0
+    while len(receiver._links[0].held) < 2 and time.monotonic() < end:
+        time.sleep(0.01)
+    for handle in handles[:2]:
+        sender.discard(handle)
+    while 2 not in receiver._links[0].held and time.monotonic() < end:
+        time.sleep(0.01)
+    assert list(receiver._links[0].held) == [2]
+
+
 def test_what_a_sender_frees_itself_leaves_room(ends):
     receiver, sender = ends("trainer", limit_mb=2), ends("rollout")
     first = sender.send(sized(900_000, 0))
@@ -520,6 +560,17 @@ def test_what_a_killed_sender_never_sent_is_an_error_at_once(ends, tmp_path):
     with pytest.raises(ConnectionError, match=r"-0-7 did not arrive from process \d+ .*: the connection"):
         receiver.receive(handle[:-1] + "7")
     assert time.monotonic() - began < 5.0
+
+
+def test_a_silent_stranger_holds_up_nobodys_end(tmp_path):
+    receiver = NcclConfig(**FAST, timeout_s=20.0).build("trainer", tmp_path)
+    about = json.loads((tmp_path / "transport" / "nccl.json").read_text())
+    with socket.create_connection((about["host"], about["line_port"]), 5.0):
+        while not receiver._strangers:
+            time.sleep(0.01)
+        began = time.monotonic()
+        receiver.close()
+        assert time.monotonic() - began < 5.0
 
 
 def test_a_stranger_is_let_go_of_and_nobody_else_is_kept_waiting(ends, tmp_path):

@@ -197,8 +197,8 @@ class WaypointPolicy:
     def _filled(self, rows: NDArray[Any]) -> Tensor:
         """Rows followed by zeros, so that the bits of a row do not depend on how many there are.
 
-        A GPU's libraries choose their kernels by the number of rows: there it is always the same, and zeros are added
-        where they cost nothing.
+        A GPU's libraries choose their kernels by the number of rows: there it is always the same, and zeros are made
+        there. They are computed with: a forward of few rows costs as much as one of `LARGEST_FORWARD`.
         """
         if self.device.type == "cpu":
             return torch.from_numpy(padded(rows))

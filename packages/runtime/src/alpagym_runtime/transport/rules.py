@@ -45,28 +45,35 @@ class Ledger:
         One that is `wanted` makes no room for others until it is `taken`; its time can be over all the same.
         """
         with self._lock:
-            now = self._clock()
-            self._held[handle] = _Held(size, now, wanted)
-            gone = []
-            total = sum(held.size for held in self._held.values())
-            for old, held in list(self._held.items()):
-                if old == handle:
-                    break
-                if now - held.since > self._expire:
-                    reason = f"released after {self._expire:.0f} s (transport.expire_s)"
-                elif total <= self._limit:
-                    break
-                elif held.wanted:
-                    continue
-                else:
-                    reason = f"released to make room: {self._limit / 1e6:.0f} MB are held (transport.limit_mb)"
-                total -= held.size
-                del self._held[old]
-                gone.append(old)
-                self._reasons[old] = reason
-            while len(self._reasons) > REMEMBERED:
-                self._reasons.popitem(last=False)
-            return gone
+            self._held[handle] = _Held(size, self._clock(), wanted)
+            return self._release(handle)
+
+    def expired(self) -> list[str]:
+        """The handles whose time is over, oldest first; for an end to which nothing new comes."""
+        with self._lock:
+            return self._release(None)
+
+    def _release(self, newest: str | None) -> list[str]:
+        now, gone = self._clock(), []
+        total = sum(held.size for held in self._held.values())
+        for old, held in list(self._held.items()):
+            if old == newest:
+                break
+            if now - held.since > self._expire:
+                reason = f"released after {self._expire:.0f} s (transport.expire_s)"
+            elif newest is None or total <= self._limit:
+                break
+            elif held.wanted:
+                continue
+            else:
+                reason = f"released to make room: {self._limit / 1e6:.0f} MB are held (transport.limit_mb)"
+            total -= held.size
+            del self._held[old]
+            gone.append(old)
+            self._reasons[old] = reason
+        while len(self._reasons) > REMEMBERED:
+            self._reasons.popitem(last=False)
+        return gone
 
     def taken(self, handle: str) -> None:
         """Note that it was received: from now on it can be released like any other."""

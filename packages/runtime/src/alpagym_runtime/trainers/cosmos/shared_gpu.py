@@ -17,7 +17,7 @@ from torch import Tensor
 
 from alpagym_runtime.trainers.cosmos.housekeeping import replace_everywhere
 from alpagym_runtime.trainers.cosmos.place import device_of, run_of
-from alpagym_runtime.trainers.cosmos.tables import FOLDER
+from alpagym_runtime.trainers.cosmos.tables import FOLDER, WINDOWS
 from alpagym_runtime.trainers.cosmos.window import Inlet, Outlet
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class SharedGpu(collective.P2RCollectiveManager):  # type: ignore[misc]
         super().__init__(*args, **options)
         config, directory = run_of(self.config)
         self._device = torch.device(device_of(config))
-        self._folder = directory.absolute() / FOLDER / "windows"
+        self._folder = directory.absolute() / FOLDER / WINDOWS
         self._outlets: dict[str, Outlet] = {}
         self._inlets: dict[tuple[str, int], Inlet] = {}
 
@@ -44,8 +44,13 @@ class SharedGpu(collective.P2RCollectiveManager):  # type: ignore[misc]
                 if (mesh, rank) not in self._inlets:
                     self._inlets[mesh, rank] = Inlet(self._path(mesh, rank), self._device, limit_s)
         elif mesh not in self._outlets:
-            self._outlets[mesh] = Outlet(self._path(mesh, self.global_rank), self._device)
-            self._outlets[mesh].meet(limit_s)
+            outlet = Outlet(self._path(mesh, self.global_rank), self._device)
+            try:
+                outlet.meet(limit_s)
+            except Exception:
+                outlet.close()
+                raise
+            self._outlets[mesh] = outlet
 
     def send(self, mesh_key: str, tensor: Tensor, r_rank: int) -> None:
         """Returns when the rollout has the tensor."""

@@ -27,7 +27,15 @@ from alpagym_runtime.trainers.cosmos.housekeeping import LOOPBACK, end_redis
 from alpagym_runtime.trainers.cosmos.journal import Journal, Worker
 from alpagym_runtime.trainers.cosmos.monitor import STATUS, Logs, Seen, plain
 from alpagym_runtime.trainers.cosmos.nodes import DOWN, RUNS, Call, call, first_options, job_start
-from alpagym_runtime.trainers.cosmos.tables import FOLDER, MODEL, OUTPUT, cosmos_config, placeholder_model, to_toml
+from alpagym_runtime.trainers.cosmos.tables import (
+    FOLDER,
+    MODEL,
+    OUTPUT,
+    WINDOWS,
+    cosmos_config,
+    placeholder_model,
+    to_toml,
+)
 
 _FAILURE_GRACE_S = 3.0
 _LOOK_AGAIN_S = 2.0  # a worker that says why it ends does so before it is gone
@@ -188,7 +196,8 @@ class Job:
             children.close(grace_s)
             end_redis(self._folder)
         self._tell()
-        shutil.rmtree(self._folder / "mail", ignore_errors=True)
+        for name in ("mail", WINDOWS):
+            shutil.rmtree(self._folder / name, ignore_errors=True)
 
     # ------------------------------------------------------------
 

@@ -29,6 +29,7 @@ _LOOPBACK = "127.0.0.1"
 _ANSWER_S = 120.0
 _POLL_S = 0.02
 _STRANGER_S = 5.0
+_NOTHING = torch.empty(0, dtype=torch.uint8)
 WHERE, BUFFER, FULL, TAKEN = b"p", b"b", b"f", b"t"
 
 
@@ -47,6 +48,7 @@ class Outlet:
         self._token = secrets.token_hex(16)
         self._listener = socket.create_server((_LOOPBACK, 0))
         self._line: Line | None = None
+        self._buffer = _NOTHING
         path.parent.mkdir(parents=True, exist_ok=True)
         path.parent.chmod(0o700)
         write_json(path, {"port": self._listener.getsockname()[1], "token": self._token})
@@ -111,6 +113,7 @@ class Outlet:
         """Let go of everything. Idempotent."""
         self._listener.close()
         self._path.unlink(missing_ok=True)
+        self._buffer = _NOTHING
         if self._line is not None:
             self._line.hang_up()
 
@@ -172,6 +175,7 @@ class Inlet:
 
     def close(self) -> None:
         """Let go of everything. Idempotent."""
+        self._buffer = _NOTHING
         self._line.hang_up()
 
 

@@ -95,7 +95,8 @@ class Channel:
         # NCCL connects at the first message, which takes seconds: before any deadline of an episode.
         greeting = self._free[0]
         (self.start_send if rank == 1 else self.start_receive)(greeting, 1)
-        self.finish(greeting, 1, timeout_s)
+        if not self.finish(greeting, 1, timeout_s):
+            raise RuntimeError(f"the other end did not connect within {timeout_s:g} s")
 
     def acquire(self, size: int, timeout_s: float, on_cpu: int | None = None) -> Slot | None:
         """A slot with room for `size` bytes; None where none got free in time.
@@ -115,7 +116,7 @@ class Channel:
             self._blocks.keep(slot.memory)
             slot.memory = self._blocks.take(needed)
         if slot.device is not None and len(slot.device) < size:
-            slot.device = torch.empty(-(-size // GRAIN) * GRAIN, dtype=torch.uint8, device=self._cuda)
+            self._take_on_gpu(slot, size)
         return slot
 
     def release(self, slot: Slot) -> None:
@@ -201,6 +202,11 @@ class Channel:
     def _slot(self) -> Slot:
         slot = Slot(self._blocks.take(1))
         if self._cuda is not None:
-            slot.device = torch.empty(GRAIN, dtype=torch.uint8, device=self._cuda)
             slot.stream, slot.done = torch.cuda.Stream(self._cuda), torch.cuda.Event()
+            self._take_on_gpu(slot, 1)
         return slot
+
+    def _take_on_gpu(self, slot: Slot, size: int) -> None:
+        # Of the slot's own stream: memory of another may still be read there by what was queued before it was freed.
+        with torch.cuda.stream(slot.stream):
+            slot.device = torch.empty(-(-size // GRAIN) * GRAIN, dtype=torch.uint8, device=self._cuda)

@@ -19,7 +19,8 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ class Receiver:
         self._under_way, self._holding, self._closed = 0, False, False
         self._untaken = 0  # bytes of episodes that were granted and not taken
         self._callers: list[threading.Thread] = []
+        self._strangers: set[Line] = set()
         self._acceptor = threading.Thread(target=self._accept, name="alpagym-accept", daemon=True)
         self._acceptor.start()
 
@@ -160,6 +162,8 @@ class Receiver:
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the acceptor
         self._acceptor.join(self._config.timeout_s)
         self._listener.close()
+        for line in list(self._strangers):
+            line.hang_up()
         for link in list(self._links.values()):
             link.close()
         for thread in self._callers:
@@ -181,6 +185,12 @@ class Receiver:
         with self._changed:
             self._under_way -= 1
             self._changed.notify_all()
+
+    def _release(self, handles: Iterable[str]) -> None:
+        """Drop episodes (the condition is held)."""
+        for handle in handles:
+            link, number = self._parse(handle)
+            self._links[link].drop(number)
 
     # ------------------------------------------------------------
 
@@ -204,7 +214,11 @@ class Receiver:
     def _greet(self, line: Line) -> None:
         """Serve one who calls, to the end; a stranger is let go of."""
         try:
-            peer = caller(line, self._session.token, min(self._config.timeout_s, 10.0))
+            self._strangers.add(line)
+            try:
+                peer = caller(line, self._session.token, min(self._config.timeout_s, 10.0))
+            finally:
+                self._strangers.discard(line)
             with self._changed:
                 if self._closed:
                     raise ConnectionError("this end closed")
@@ -243,6 +257,7 @@ class _Link:
         self.closed = False
         self._taken_count = 0
         self._sizes: dict[int, int] = {}  # of what was granted and not taken
+        self._heard: deque[tuple[bytes, int, bytes]] = deque()  # while it waited for room
         self._channel: Channel | None = None
         self._posted: queue.SimpleQueue[tuple[int, bytes, int, Slot] | None] = queue.SimpleQueue()
 
@@ -294,7 +309,7 @@ class _Link:
                 pair, 0, self._receiver._device, config.host, config.timeout_s, self._receiver._blocks
             )
             while True:
-                kind, number, text = self._line.hear()
+                kind, number, text = self._heard.popleft() if self._heard else self._line.hear()
                 if kind == CLOSE:
                     break
                 if kind == DISCARD:
@@ -311,7 +326,8 @@ class _Link:
                 for number in list(self.held):
                     self.drop(number)
                 self.closed = True
-            for number in self._sizes.keys() - self.held.keys():  # which will not come
+            for number in list(self._sizes):  # what will not come, and what may never be asked for
+                self._receiver._ledger.taken(self._handle(number))
                 self._leave_room(number)
             self._changed.notify_all()
         if self._channel is not None:
@@ -349,17 +365,29 @@ class _Link:
 
         def may_come() -> bool:
             fits = receiver._untaken == 0 or receiver._untaken + size <= limit
-            return fits or self.broken is not None or any(number <= asked for asked in self._awaited)
+            wanted = any(number <= asked for asked in self._awaited)
+            return fits or wanted or self.broken is not None or number in self.gone
 
-        with timed("receiver: wait for room", PARTS), self._changed:
-            if not may_come():
-                self._line.say(FULL, self._config.limit_mb)
-            while not self._changed.wait_for(may_come, LOOK_S):
-                if self._line.is_over():
-                    raise ConnectionError("the connection was closed")
-            if number not in self.gone:
-                self._sizes[number] = size
-                receiver._untaken += size
+        told = False
+        with timed("receiver: wait for room", PARTS):
+            while True:
+                with self._changed:
+                    if self._changed.wait_for(may_come, LOOK_S if told else 0.0):
+                        if number not in self.gone:
+                            self._sizes[number] = size
+                            receiver._untaken += size
+                        return
+                    receiver._release(receiver._ledger.expired())
+                if not told:
+                    self._line.say(FULL, self._config.limit_mb)
+                    told = True
+                while self._line.has_news():
+                    kind, said, text = self._line.hear(self._config.timeout_s)
+                    if kind == DISCARD:
+                        with self._changed:
+                            self.drop(said)
+                    else:
+                        self._heard.append((kind, said, text))
 
     def _leave_room(self, number: int) -> None:
         """Count an episode no more (the condition is held)."""
@@ -409,9 +437,7 @@ class _Link:
             self.pending.discard(number)
             if number not in self.gone:
                 self.held[number] = episode
-                for old in ledger.add(self._handle(number), size, wanted=True):
-                    link, released = self._receiver._parse(old)
-                    self._receiver._links[link].drop(released)
+                self._receiver._release(ledger.add(self._handle(number), size, wanted=True))
             self._changed.notify_all()
 
     def _break(self, why: str) -> None:

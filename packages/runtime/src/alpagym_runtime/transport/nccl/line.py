@@ -62,11 +62,13 @@ class Line:
             raise ConnectionError(f"a frame of {length} bytes came, {longest} at most were expected")
         return kind, number, self._exactly(length, end)
 
-    def is_over(self) -> bool:
-        """Whether the other end has hung up, even if not all that it said was heard; does not wait."""
+    def has_news(self, timeout_s: float = 0.0) -> bool:
+        """Whether `hear` would find something within so long: bytes, or the end."""
         poll = select.poll()
-        poll.register(self._socket, getattr(select, "POLLRDHUP", 0))  # Linux; elsewhere only a reset is noticed
-        return bool(poll.poll(0))
+        with contextlib.suppress(OSError, ValueError):
+            poll.register(self._socket, select.POLLIN)
+            return bool(poll.poll(max(1000.0 * timeout_s, 0.0)))
+        return True
 
     def hang_up(self) -> None:
         """End the connection; who hears, at either end, is woken. Idempotent."""
@@ -78,17 +80,18 @@ class Line:
         found = bytearray(count)
         view, have = memoryview(found), 0
         while have < count:
+            # The socket's own time is that of `say`.
+            if end is not None and not self.has_news(end - time.monotonic()):
+                raise ConnectionError("no answer came in time")
             try:
                 got = self._socket.recv_into(view[have:])
             except TimeoutError:
-                got = -1
+                continue
             except OSError as err:
                 raise ConnectionError(f"the connection ended: {err}") from err
             if got == 0:
                 raise ConnectionError("the connection was closed")
-            have += max(got, 0)
-            if have < count and end is not None and time.monotonic() > end:
-                raise ConnectionError("no answer came in time")
+            have += got
         return bytes(found)
 
 

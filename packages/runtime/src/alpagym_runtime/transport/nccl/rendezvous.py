@@ -44,15 +44,19 @@ class Session:
     token: str
     peer: str
 
-    def call(self, timeout_s: float) -> Line:
+    def call(self, connect_s: float, timeout_s: float) -> Line:
         """A line to the receiving end.
+
+        Args:
+            connect_s: longest wait for it to answer.
+            timeout_s: of the line.
 
         Raises:
             ConnectionError: nobody listens there any more.
 
         """
         try:
-            connection = socket.create_connection((self.host, self.line_port), timeout_s)
+            connection = socket.create_connection((self.host, self.line_port), connect_s)
         except OSError as err:
             raise ConnectionError(f"{self.peer} does not answer at {self.host}:{self.line_port}: {err}") from err
         return Line(connection, timeout_s)
@@ -142,7 +146,7 @@ def find(folder: Path, timeout_s: float, not_this: str | None = None) -> tuple[S
             session = Session(**read_json(folder / FILE))
             if session.token != not_this:
                 left = max(0.5, min(2.0, end - time.monotonic()))
-                return session, session.call(left)
+                return session, session.call(left, timeout_s)
             why = "the trainer that was there is gone"
         except (FileNotFoundError, NotADirectoryError):
             pass
