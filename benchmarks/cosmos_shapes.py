@@ -43,7 +43,8 @@ from alpagym_runtime.trainers.cosmos.monitor import Seen
 
 CASES = ("waypoint", "large")
 TOY = (
-    *("simulator=toy", "policy=waypoint_actors", "policy.hidden=16", "policy.actors=1", "trainer=cosmos"),
+    *("simulator=toy", "policy=waypoint_actors", "policy.hidden=16", "policy.actors=1", "trainer.type=cosmos"),
+    "trainer.warm_start=null",
     *("dataset.train_scenes=12", "dataset.val_scenes=2", "dataset.test_scenes=2", "expected_valid_steps=10"),
     *("rollout.slots=16", "rollout.group_size=4", "evaluation.videos=false", "evaluation.references=false"),
     *("evaluation.bootstrap=100", "evaluation.every_updates=0", "logging=console", "cosmos.train.epoch=1000"),
@@ -55,7 +56,8 @@ WAYPOINT = (
     *("evaluation.videos=false", "evaluation.references=false", "dataset.test_scenes=32", "logging=console"),
 )
 LARGE = (
-    *("simulator=pai", "dataset=pai", "policy=alpamayo_1_5", "reward=pai_motion", "trainer=cosmos"),
+    *("simulator=pai", "dataset=pai", "policy=alpamayo_1_5", "reward=pai_motion", "trainer.type=cosmos"),
+    "trainer.warm_start=null",
     *("expected_valid_steps=1", "policy.gradient_checkpointing=true", "policy.reasoning_tokens=32"),
     *("rollout.group_size=12", "rollout.slots=12", "trainer.credit=episode", "trainer.least_advantage=0.0"),
     *("trainer.kl_stop=1000.0", "cosmos.train.train_batch_per_replica=48", "cosmos.train.epoch=1000"),

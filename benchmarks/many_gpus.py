@@ -161,7 +161,12 @@ def scaling(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Updates of 1, 2, 4, … processes with as many groups each: decisions a second, and as a share of so many ones."""
     found: dict[str, Any] = {}
     for size in counts(options.gpus):
-        rows, took = run_team("growing", size, folder, options, (4 if options.small else 32) * size)
+        try:
+            rows, took = run_team("growing", size, folder, options, (4 if options.small else 32) * size)
+        except (subprocess.SubprocessError, OSError, ValueError) as err:
+            found[str(size)] = {"failed": str(err)[:500]}
+            save(options, {"scaling": found})
+            continue
         late = rows[2:] or rows[1:]  # the first ones load scenes and start CUDA
         rate = statistics.median(row["throughput/decisions_per_s"] for row in late)
         found[str(size)] = {
@@ -170,7 +175,8 @@ def scaling(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             "seconds_train": statistics.median(row["seconds_train"] for row in late),
             "took": took,
         }
-        found[str(size)]["efficiency"] = rate / (size * found["1"]["decisions_per_s"])
+        if "decisions_per_s" in found["1"]:
+            found[str(size)]["efficiency"] = rate / (size * found["1"]["decisions_per_s"])
         save(options, {"scaling": found})
     return found
 

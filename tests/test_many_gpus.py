@@ -51,6 +51,7 @@ def test_shapes_of_cosmos_are_ready_to_start(tmp_path, monkeypatch, shape, case,
     assert problems(words) == []
     config = compose(words)
     assert config.topology.train_gpus == sum(shape)
+    assert config.trainer.config.warm_start is None
     # Every rollout has something to do at the same time.
     assert simulate(config, PartTimes(100.0, 0.1)).rollout_busy > 0.95
 

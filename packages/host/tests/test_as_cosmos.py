@@ -177,6 +177,26 @@ def test_what_cannot_be_taken_over_is_refused(words, message):
     assert message in refusal("trainer=cosmos", *words)
 
 
+def own(tmp_path, text):
+    """A preset of the user's, by its path."""
+    path = tmp_path / "experiment" / "own.yaml"
+    path.parent.mkdir()
+    path.write_text(f"# @package _global_\n{text}")
+    return f"experiment={path}"
+
+
+def test_a_preset_on_top_of_one_has_a_gpu_too(tmp_path):
+    config = compose([own(tmp_path, "defaults:\n  - lowdim\n  - override /trainer: cosmos\n  - _self_\n")])
+    assert config == compose(["experiment=lowdim", "trainer=cosmos"])
+    assert config.topology.gpus_per_node == 1
+
+
+def test_a_preset_that_names_its_trainer_by_key_is_taken_over(tmp_path):
+    config = compose([own(tmp_path, "trainer: {type: grpo, updates: 7}\n"), "trainer=cosmos"])
+    assert config.trainer.type == "cosmos"
+    assert config.cosmos.train.max_num_steps == 7
+
+
 def test_ppo_is_refused(tmp_path):
     folder = tmp_path / "experiment"
     folder.mkdir()

@@ -430,7 +430,7 @@ def test_cosmos_carries_episodes_through_nccl_between_two_workers(good_tools):
 
 
 def test_what_cosmos_has_under_way_through_nccl_fits_its_room(good_tools):
-    words = ("trainer=cosmos", "rollout.group_size=8", "cosmos.train.train_batch_per_replica=16", "transport=nccl")
+    words = ("trainer.type=cosmos", "rollout.group_size=8", "cosmos.train.train_batch_per_replica=16", "transport=nccl")
     gpus, pictures = ("topology.gpus_per_node=2",), ("policy=fake_vla",)
     # (1 step ahead + 1) × 16 + a batch of 1 group of 8 = 40 episodes × (35 + 1) frames × 2 × 320 × 512 × 3 bytes.
     problem = found(*words, *gpus, *pictures, "transport.limit_mb=1415")["transport.limit_mb"]

@@ -54,7 +54,7 @@ def test_rollouts_for_whose_batches_there_is_no_room_are_named():
     assert throughput(replicas, rollout_s=8.0, train_s=2.0).at_work == 4
     found = throughput(replicas, "cosmos.rollout.batch_size=2", rollout_s=16.0, train_s=2.0)
     assert found.at_work == 2
-    assert found.waits == "2 of 4 rollouts can drive at once: smaller cosmos.rollout.batch_size"
+    assert found.waits == "2 of 4 rollouts can drive at once: smaller batches, a larger step, or fewer"
     # On policy one step is; a batch is never more than a step.
     on_policy = ("cosmos.train.train_policy.on_policy=true", "cosmos.rollout.batch_size=5")
     assert throughput(replicas, *on_policy, rollout_s=16.0, train_s=2.0).at_work == 1

@@ -92,7 +92,8 @@ def _composed(groups: _Groups, chosen: Mapping[str, str], values: Sequence[_Over
     That is so where trainer=cosmos is chosen on top of one: by the user, or by a preset on top of another.
     """
     data = groups.compose(chosen)
-    if data["trainer"]["type"] != "cosmos" or any(override.key == "trainer.type" for override in values):
+    asked = chosen.get("trainer") == "cosmos"  # a preset's own `type` would go over it
+    if not (asked or data["trainer"]["type"] == "cosmos") or any(word.key == "trainer.type" for word in values):
         return data, False
     without = {group: choice for group, choice in chosen.items() if group != "trainer"}
     if "trainer" in chosen:
@@ -108,7 +109,7 @@ def _composed(groups: _Groups, chosen: Mapping[str, str], values: Sequence[_Over
     if kind == "cosmos" and not ONLY_GRPO & data["trainer"].keys():
         return data, False
     placed = any(override.key.split(".")[0] == "topology" or override.key == "cosmos.mode" for override in values)
-    if kind == "grpo" and "topology" not in chosen and not placed and not data["topology"]["gpus_per_node"]:
+    if "topology" not in chosen and not placed and not data["topology"]["gpus_per_node"]:
         without["topology"] = "local_colocated_1gpu"
     data = groups.compose({**without, "trainer": "grpo"})
     data["trainer"]["type"] = "grpo"

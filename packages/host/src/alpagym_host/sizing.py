@@ -77,7 +77,8 @@ class Throughput:
     def waits(self) -> str:
         """Which role waits for the other, or for what."""
         if self.at_work < self.rollouts and self.policy_busy < 0.9:
-            return f"{self.at_work} of {self.rollouts} rollouts can drive at once: smaller cosmos.rollout.batch_size"
+            there = f"{self.at_work} of {self.rollouts} rollouts"
+            return f"{there} can drive at once: smaller batches, a larger step, or fewer"
         if self.policy_busy < 0.9 * self.rollout_busy:
             return "policies wait for episodes: more rollout replicas"
         if self.rollout_busy < 0.9 * self.policy_busy:

@@ -137,7 +137,7 @@ def require_plain(directory: Path) -> None:
     if any(not (c.isalnum() or c in "/._-+,@%=") for c in path):
         raise ConfigError(
             f"Cosmos-RL passes {path!r} through a shell without quotes; choose a path of letters, digits and "
-            "/._- with run.root=… and run.name=…, or --directory",
+            "/._-+,@%= with run.root=… and run.name=…, or --directory",
             key="run.root",
         )
 

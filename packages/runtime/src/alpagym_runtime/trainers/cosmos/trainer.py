@@ -65,7 +65,7 @@ class CosmosTrainer:
             batch = f"{cosmos.rollout.batch_size} groups × {run.config.rollout.group_size}"
             run.reporter.note(
                 f"{working} of {rollouts} rollout replicas can drive at once: each takes {batch} episodes, a step has "
-                f"{cosmos.global_batch}; make cosmos.rollout.batch_size smaller"
+                f"{cosmos.global_batch}; a smaller cosmos.rollout.batch_size, a larger step, or fewer of them"
             )
         left, ranks = cosmos.restarts, cosmos.policy.parallelism.gpus_per_replica
         while True:
