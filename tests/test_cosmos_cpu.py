@@ -8,13 +8,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from importlib import metadata
 from pathlib import Path
 
 import psutil
@@ -24,11 +22,10 @@ import torch
 from alpagym_host import run_dir
 from alpagym_host.compose import compose
 from alpagym_runtime.trainers.checkpoints import load_weights
-from alpagym_runtime.trainers.cosmos.config import INSTALL, VERSION
 from alpagym_runtime.trainers.cosmos.journal import Journal
 from alpagym_runtime.trainers.cosmos.supervisor import newest_checkpoint
 
-pytestmark = [pytest.mark.cosmos_cpu, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.cosmos_cpu, pytest.mark.timeout(1800), pytest.mark.usefixtures("real_cosmos")]
 
 WORDS = (
     *("simulator=toy", "policy=waypoint_actors", "policy.hidden=16", "policy.actors=1"),
@@ -41,19 +38,6 @@ WORDS = (
     *("cosmos.train.train_policy.mini_batch=2", "cosmos.watchdog_s=600", "cosmos.register_timeout_s=1500"),
 )
 COLOCATED = ("cosmos.mode=colocated", "cosmos.train.train_policy.on_policy=true", "cosmos.rollout.batch_size=2")
-
-
-@pytest.fixture(autouse=True)
-def there():
-    """Skip with the command that brings what is missing."""
-    try:
-        found = metadata.version("cosmos-rl")
-    except metadata.PackageNotFoundError:
-        found = None
-    if found != VERSION:
-        pytest.skip(f"cosmos-rl {VERSION} is not installed: {INSTALL}")
-    if shutil.which("redis-server") is None:
-        pytest.skip("redis-server is not on PATH: apt-get install redis-server")
 
 
 def command(run, *words):

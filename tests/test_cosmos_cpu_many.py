@@ -8,32 +8,15 @@ uv sync --all-packages --extra cosmos && uv run pytest -m cosmos_cpu tests/test_
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from alpagym_runtime.trainers.cosmos.config import INSTALL, VERSION
-
-pytestmark = [pytest.mark.cosmos_cpu, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.cosmos_cpu, pytest.mark.timeout(3600), pytest.mark.usefixtures("real_cosmos")]
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "cosmos_shapes.py"
-
-
-@pytest.fixture(autouse=True)
-def there():
-    """Skip with the command that brings what is missing."""
-    try:
-        found = metadata.version("cosmos-rl")
-    except metadata.PackageNotFoundError:
-        found = None
-    if found != VERSION:
-        pytest.skip(f"cosmos-rl {VERSION} is not installed: {INSTALL}")
-    if shutil.which("redis-server") is None:
-        pytest.skip("redis-server is not on PATH: apt-get install redis-server")
 
 
 def job(folder, *words):
